@@ -10,7 +10,7 @@ from schemas.errors import UniscaleError
 
 
 class Lab(click.Group):
-    """The commands. An error that the user can fix is reported in one line."""
+    """The command group, which reports errors that the user can fix in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""

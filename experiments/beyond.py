@@ -1,7 +1,7 @@
-"""Experiments beyond the paper: comparison with the best possible policies, our policies, real feedback, cold start.
+"""Experiments beyond the paper: the best possible policies, our own policies, realistic feedback, and cold starts.
 
-They use twenty seeds that are not the paper's: choices among our own policies are made on the paper's seeds and judged
-on these.
+They use twenty seeds other than the paper's. Choices among our own policies are made on the paper's seeds and judged on
+these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ DRAWS = 2_000
 
 
 def versus_best(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualOracle]) -> dict[str, Any]:
-    """Return every live policy of the paper against the best fixed arm and the best contextual policy.
+    """Compare every policy of the paper except networks with the best fixed arm and the best contextual policy.
 
     Args:
         world: The joint space.
-        scope: How much.
+        scope: How much to run.
         best: The best contextual policy, by mode.
     """
     table: dict[str, Any] = {}
@@ -48,11 +48,11 @@ def versus_best(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualO
 
 
 def own_policies(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualOracle]) -> dict[str, Any]:
-    """Return our own policies: lead over the faithful one, and share of its gap to the best contextual one.
+    """Return the lead of our own policies over the faithful one, and how much of its gap to the best one they close.
 
-    The gap is the best contextual policy's mean reward minus the faithful one's, over the same rounds; the best
-    contextual policy is fitted on the other questions' outcomes beforehand. The share's interval is by bootstrap over
-    seeds.
+    The gap is the mean reward of the best contextual policy, which is fitted beforehand on the outcomes of other
+    questions, minus that of the faithful policy over the same rounds. The interval of the share closed is by bootstrap
+    over seeds.
     """
     table: dict[str, Any] = {}
     for mode in MODES:
@@ -92,7 +92,7 @@ def own_policies(world: BanditWorld, scope: Scope, best: Mapping[str, Contextual
 def share(lead: Sequence[float], gap: Sequence[float]) -> dict[str, float] | None:
     """Return the share of a gap that a lead closes, with its 95 % interval by bootstrap over pairs.
 
-    None if the gap is not above zero in every draw.
+    The result is None if the gap is not above zero in every draw.
 
     >>> share([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
     {'mean': 0.5, 'low': 0.5, 'high': 0.5}
@@ -107,10 +107,10 @@ def share(lead: Sequence[float], gap: Sequence[float]) -> dict[str, float] | Non
 
 
 def shared_objective(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return the cost of changing the objective at round 51, against a learner that had the new one from the start.
+    """Return the loss from changing the objective at round 51, relative to having the new one from the start.
 
-    Both have the same warm-up choices; the first learned from them under the old objective. The regret over the rounds
-    after the change is paired by seed, for our learner of separate terms and the paper's scalar learner.
+    Both learners have the same warm-up choices, but the first learned from them under the old objective. The regret
+    after the change is paired by seed, for our learner of separate terms and for the paper's scalar learner.
     """
     table: dict[str, Any] = {}
     for name, after in (("q_to_c", MODES[0]), ("c_to_q", MODES[1])):
@@ -130,7 +130,7 @@ def shared_objective(world: BanditWorld, scope: Scope) -> dict[str, Any]:
 
 
 def contextual_figures(best: ContextualOracle) -> dict[str, Any]:
-    """Return the best contextual policy, the mean reward of each kind, and the lead over the best fixed arm."""
+    """Return the best contextual policy's kind, every kind's mean reward, and the lead over the best fixed arm."""
     mean, low, high = best.gap()
     return {
         "kind": best.kind,
@@ -148,7 +148,7 @@ def _after(run: Run) -> float:
 
 
 def _behind(runs: Sequence[Run], world: BanditWorld, mode: str, best: ContextualOracle) -> list[float]:
-    """Return how much less each run earned than the best contextual policy, over its own rounds."""
+    """Return how much less each run earned than the best contextual policy would have earned over the same rounds."""
     objective, stages = world.objective(mode), steady(world, mode)
     return [
         len(run.after)
@@ -193,7 +193,7 @@ LAST = 60
 
 
 def conditions(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return each policy's reward under each condition, and its loss, paired by seed."""
+    """Return each policy's reward under each condition, and its loss relative to prompt feedback, paired by seed."""
     table: dict[str, Any] = {}
     for mode in MODES if scope.whole else MODES[:1]:
         prompt: dict[str, list[Run]] = {}
@@ -215,7 +215,7 @@ def conditions(world: BanditWorld, scope: Scope) -> dict[str, Any]:
 
 
 def cold_start(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return rewards over all 210 rounds, and over the last 60, by the number of warm-up rounds."""
+    """Return rewards over all 210 rounds and over the last 60, by number of warm-up rounds."""
     table: dict[str, Any] = {}
     for mode in MODES if scope.whole else MODES[:1]:
         scope.say(f"cold start, {mode}")

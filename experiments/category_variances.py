@@ -1,7 +1,7 @@
-"""Choose the usual variances of categories on halves of history: large ones pay for noise, small ones learn late.
+"""Chooses the usual variances of categories on halves of history: large ones fit noise, small ones learn late.
 
 All of them are multiplied by the same factor. Each factor is tried on both halves of each table's history, with
-categories that may help and with categories that mean nothing; no live question is used (`CRITERIA.md`).
+categories that may help and with categories without meaning; no live question is used (`CRITERIA.md`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ FACTORS: Final = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)
 NOISE: Final = "random:12"
 CONTEXTS: Final = ("family", NOISE)
 AT_MOST: Final = 1.01
-"""Mean cost with categories that mean nothing, over that with the text alone."""
+"""Maximum mean cost with categories without meaning, relative to the cost with the text alone."""
 
 ROW: Final = "default_with_prior"
 CELL: Final = ("table", "context", "half", "factor")
 
 
 def scaled(factor: float) -> Usual:
-    """Return the shipped usual variances, those of categories times a factor."""
+    """Return the shipped usual variances, of which those of categories are multiplied by a factor."""
     return {
         name: (of[0] * factor, of[1] * factor) if name.endswith("category") else of
         for name, of in USUAL.items()
@@ -38,14 +38,14 @@ def scaled(factor: float) -> Usual:
 def tried(
     world: BanditWorld, table: str, scope: Scope, terms: Terms, known: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the cost with categories over that with the text alone, for each factor, half and kind of categories.
+    """Yield the cost with categories relative to the text alone, for each factor, half and kind of categories.
 
     Args:
         world: The table's world.
-        table: Its name.
-        scope: `more_seeds` are the orders.
+        table: The table's name.
+        scope: How much to run; its `more_seeds` determine the orders.
         terms: Prices and batch.
-        known: Rows made before, which are left out.
+        known: Rows from earlier runs, which are skipped.
     """
     done = {tuple(row[name] for name in CELL) for row in known}
     for cell in product([table], CONTEXTS, (0, 1), FACTORS):
@@ -61,9 +61,9 @@ def tried(
 def chosen(rows: Sequence[Mapping[str, Any]]) -> tuple[float, dict[float, dict[str, float]]]:
     """Return the factor that the criterion chooses, and the mean ratios of each factor by context.
 
-    Of the factors whose mean ratio with categories that mean nothing is at most `AT_MOST`, or the least of all if none
-    is, the one with the lowest mean ratio with categories that may help. Means are geometric, over tables and halves in
-    which every factor has a ratio.
+    A factor is allowed if its mean ratio with categories without meaning is at most `AT_MOST` or, if none is, the
+    lowest of all. Of these, the one with the lowest mean ratio with categories that may help is chosen. Means are
+    geometric, over tables and halves in which every factor has a ratio.
     """
     cells: dict[tuple[Any, ...], dict[float, float]] = {}
     for row in rows:

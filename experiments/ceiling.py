@@ -1,9 +1,9 @@
-"""Upper bounds that policies are compared with: the paper's Oracle, the best fixed arm, the best contextual policy.
+"""Upper bounds for comparison with policies: the paper's Oracle, the best fixed arm, and the best contextual policy.
 
 The paper's Oracle takes the best *realised* outcome of each question, which no policy can reach if outcomes are noisy.
-The best contextual policy (for reward) and the contextual ceiling (for cost at equal accuracy) are cross-fitted: on all
-outcomes of other questions than those they are judged on. A learner that sees only the outcomes of its own choices
-should not be expected to do better.
+The best contextual policy (for reward) and the contextual ceiling (for cost at equal accuracy) are cross-fitted, that
+is, fitted on all outcomes of questions other than those on which they are judged. A learner that sees only the outcomes
+of its own choices should not be expected to do better.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,10 +33,10 @@ class ContextualOracle:
 
     Attributes:
         kind: The best kind of policy.
-        value: Its mean reward on questions it was not fitted on.
+        value: Its mean reward on questions on which it was not fitted.
         values: The mean reward of each kind.
         per_question: Its reward per question, averaged over samples, shape (Q,).
-        fixed_per_question: The same of the cross-fitted best fixed arm, so that the gap is paired.
+        fixed_per_question: The rewards per question of the cross-fitted best fixed arm, so that the gap is paired.
         choices: Its arm for each question.
     """
 
@@ -48,7 +48,7 @@ class ContextualOracle:
     choices: tuple[int, ...]
 
     def gap(self, draws: int = 2_000, seed: int = 0) -> tuple[float, float, float]:
-        """Return (mean, low, high) of its lead over the best fixed arm, by bootstrap over questions, 95 %."""
+        """Return the mean lead over the best fixed arm with its 95 % bootstrap interval over questions."""
         lead = self.per_question - self.fixed_per_question
         rng = np.random.default_rng(seed)
         means = lead[rng.integers(len(lead), size=(draws, len(lead)))].mean(axis=1)
@@ -66,17 +66,17 @@ def best_fixed(trial: Trial, objective: Objective) -> tuple[int, float]:
 
 
 def followed(trial: Trial, choices: Sequence[int], objective: Objective) -> float:
-    """Return the mean reward after the warm-up of one fixed arm per question."""
+    """Return the mean reward after the warm-up if each question always gets the arm in `choices`."""
     played = np.array(trial.order[trial.warm_up :])
     return float(trial.earned(objective)[played, np.array(choices)[played]].mean())
 
 
 def best_contextual(world: BanditWorld, objective: Objective) -> ContextualOracle:
-    """Fit and judge the contextual policies.
+    """Fit and judge the contextual policies; return the best.
 
     Args:
-        world: The world, with all its arms on offer.
-        objective: Defines the reward.
+        world: The world, with all its arms available.
+        objective: The objective, which defines the reward.
     """
     rewards = world.rewards(objective).mean(axis=0)
     kinds: tuple[Kind, ...] = ("fixed", "ridge")
@@ -106,14 +106,14 @@ def _predict(kind: Kind, seen: Array, rewards: Array, new: Array) -> Array:
 
 PLAIN = 8  # principal directions of the question if arms are pooled
 PRICES = np.concatenate([[0.0], np.logspace(-4, 4, 81)])
-"""Prices of linear cost: accuracy, from 0 to 1, per cost of the arm that was best on history."""
-TOLD = 10.0  # scale of indicators relative to unit vectors, which divides their penalty by a hundred
+"""Prices of linear cost, in accuracy (from 0 to 1) per cost of the arm that was best on history."""
+TOLD = 10.0  # scale of indicators relative to unit vectors, which divides their penalty by 100
 CHEAPER, DEARER = 0.2, 5.0  # bounds on a question's predicted cost, as multiples of the arm's mean cost
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The best kind of policy, and its points on the live questions."""
+    """The contextual ceiling: the best kind of policy, and its points on the live questions."""
 
     kind: str
     points: Points
@@ -127,14 +127,14 @@ def ceiling(
     *,
     told: Sequence[str] | None = None,
 ) -> Ceiling:
-    """Return the kind that is cheapest at equal accuracy on the live questions; the kind is chosen in hindsight.
+    """Return the kind of policy that is cheapest at equal accuracy on the live questions, chosen in hindsight.
 
     Args:
-        world: All questions.
-        history: Indices of the questions always fitted on.
-        live: Indices of the questions judged.
+        world: The world with all questions.
+        history: Indices of the questions on which all folds are fitted.
+        live: Indices of the questions on which policies are judged.
         yardstick: The yardstick on the live questions.
-        told: Further information on each question of the world: its level or its family.
+        told: Further information on each question of the world, such as its level or family; None for none.
     """
     found: list[tuple[tuple[float, float], str, Points]] = []
     for kind, predictions in _predictions(world, history, live, told):
@@ -160,7 +160,7 @@ def _predictions(
     arms = plain_coordinates(world)
     searched = bool(np.ptp(arms[:, 1:], axis=0).any())
     few = PCA(min(PLAIN, *world.queries.shape), random_state=0).fit_transform(world.queries)
-    # Kinds without the further information compete too, so that having it is never worse.
+    # Kinds that do not use the further information compete too, so having it is never worse.
     knowing = [("", np.zeros((len(right), 0)))]
     if told is not None:
         known = _indicators(told)
@@ -178,7 +178,7 @@ def _predictions(
 
 
 def _folds(history: Sequence[int], live: Sequence[int]) -> Iterator[tuple[Array, Array]]:
-    """Yield (fitted, judged): indices into the world, and positions among the live questions."""
+    """Yield (fitted, judged) for each fold: indices into the world, and positions among the live questions."""
     own, before = np.array(live), np.array(history, dtype=int)
     for fitted, judged in KFold(FOLDS, shuffle=True, random_state=0).split(own):
         yield np.concatenate([before, own[fitted]]), judged

@@ -1,8 +1,8 @@
-"""How many queries the policy needs to adapt when a model degrades silently, and when one is added.
+"""Measures how many queries the policy needs to adapt when a model degrades silently, and when one is added.
 
-The policy starts from a prior, at the price at which history reaches 95 % of the best arm's accuracy. The model is the
-one chosen most often before the change. Orders are averaged: a count is the end of the first window in which the mean
-over rounds and orders has crossed the threshold.
+The policy starts from a prior, at the highest price at which choices on history reach 95 % of the best arm's accuracy.
+The model that changes is the one chosen most often before the change. Orders are averaged: a count is the end of the
+first window in which the mean over rounds and orders has crossed the threshold.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from experiments.loop import FeedbackChannel, Stage, Trial, stream
 from experiments.outcomes import Array, BanditWorld
 
 BEFORE, AFTER = 1_000, 1_000  # queries
-USUAL = 200  # last queries before the change, over which a model's usual share is measured
+USUAL = 200  # number of queries just before the change over which a model's usual share is measured
 WINDOW = 50
 TARGET = 0.95
 
@@ -31,7 +31,7 @@ class Changed:
 
     Attributes:
         world: The world, with surface counts.
-        live: The questions asked, repeated if they are few.
+        live: The questions to ask, which are repeated if there are too few.
         price: Price of linear cost.
         batch: Number of queries decided together.
     """
@@ -67,10 +67,10 @@ class Changed:
 
         Args:
             seed: Seed of the order.
-            prior: Prior for the arms on offer before the change.
-            before: Those arms.
-            after: The arms on offer after the change.
-            worse: Correctness after the change, shape (Q, A).
+            prior: Prior for the arms available before the change.
+            before: The arms available before the change.
+            after: The arms available after the change.
+            worse: Correctness after the change, shape (Q, A); None if it stays the same.
             watched: Whether the policy detects degraded models.
         """
         objective = Objective(1.0, 0.0, 0.0, *self.world.bounds, shadow_price=self.price)
@@ -111,14 +111,15 @@ def changes(
         world: The world, without surface counts; a third of its questions is history.
         seeds: Seeds of the orders.
         batch: Number of queries decided together.
-        half: Split history in two, use one half as history and ask this half; None asks the live questions.
+        half: If given, history is split in two; this half is asked and the other is history. None asks the live
+            questions.
 
     Returns:
-        `model`, the one that changes, and `its_share` before; `queries_until_halved`, from the change until its share
-        is half of that, and `share_at_the_end`; `queries_until_half_the_saving`, from its addition until the policy
-        gains half of `saving`, the difference per query between having the model from the start and never having it.
-        None if that does not happen. `loss_without_a_change`: the cost of drift detection when nothing changes, divided
-        by the policy's lead over the best single arm.
+        `model`, the model that changes; `its_share` of the queries before; `queries_until_halved`, the queries from the
+        change until its share is half of that; `share_at_the_end`; `queries_until_half_the_saving`, the queries from
+        its addition until the policy gains half of `saving`, the difference in reward per query between having the
+        model from the start and never having it; and `loss_without_a_change`, the loss due to drift detection when
+        nothing changes, divided by the policy's lead over the best single arm. A count is None if it is never reached.
     """
     counted = world.lean().with_counts()
     o = counted.outcomes
@@ -174,10 +175,10 @@ def changes(
 
 
 def _windows(values: Array) -> Array:
-    """Return the mean of every window of rounds."""
+    """Return the mean over every window of `WINDOW` rounds."""
     return np.asarray(np.convolve(values, np.full(WINDOW, 1 / WINDOW), mode="valid"), dtype=np.float64)
 
 
 def _first(there: np.ndarray) -> int | None:
-    """Return the round at which the first window that meets the condition ends."""
+    """Return the round at which the first window that meets the condition ends; None if no window does."""
     return int(there.argmax()) + WINDOW if there.any() else None

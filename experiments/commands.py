@@ -1,4 +1,4 @@
-"""The commands of `python -m experiments` that evaluate policies on outcomes, and the shared options."""
+"""The commands of `python -m experiments` that evaluate policies on outcomes, and the options that commands share."""
 
 import contextlib
 import time
@@ -38,7 +38,7 @@ RECORDING = Path("experiments/data/math.parquet")
 TRAFFIC = Path("experiments/data/mixed.parquet")
 STEP_SCORES = Path("../shared/data/tts_prm")
 PATH = click.Path(path_type=Path)
-SHOWN = 0.05  # p below which a difference is shown
+SHOWN = 0.05  # p value below which a difference counts as shown
 
 with_mapping = click.option(
     "--mapping", type=PATH, help="File that names the columns (experiments/foreign.py)."
@@ -69,7 +69,7 @@ with_cache = click.option(
 
 
 def with_outcomes(default: Path) -> Callable[[F], F]:
-    """Return the option `--outcomes`, which a command takes as `source`."""
+    """Return the option `--outcomes`, which a command receives as `source`."""
     return click.option(
         "--outcomes",
         "source",
@@ -83,10 +83,10 @@ def with_outcomes(default: Path) -> Callable[[F], F]:
 def open_world(
     source: Path, mapping: Path | None, catalogue: Path, cache: Path, verifier: str | None = None
 ) -> BanditWorld:
-    """Return the world of a recording, or of another table with a mapping; arguments as the options of these names.
+    """Return the world of a recording, or of any other table with a mapping; see the options of the same names.
 
     Raises:
-        OutcomeError: a file cannot be used.
+        OutcomeError: A file cannot be used.
     """
     if mapping is not None:
         return build_world(load_foreign(source, mapping), MiniLM(), cache=cache)
@@ -94,7 +94,7 @@ def open_world(
 
 
 def joint_world(source: Path, mapping: Path | None, catalogue: Path, cache: Path) -> tuple[str, BanditWorld]:
-    """Return a table's name, and the world of all its arms; for a recording, only the arms of the joint space."""
+    """Return a table's name and the world of its arms, which for a recording are those of the joint space."""
     world = open_world(source, mapping, catalogue, cache)
     return world.outcomes.name, spaces(world).get("uis", world)
 
@@ -155,7 +155,7 @@ def paper(
     def say(text: str) -> None:
         click.echo(f"{time.perf_counter() - began:7.1f} s  {text}", err=True)
 
-    # One thread, so that sums are identical on every machine with these libraries.
+    # A single thread, so that sums are identical on every machine with these libraries.
     with threadpool_limits(1), contextlib.ExitStack() as stack:
         world = open_world(source, mapping, catalogue, cache, verifier)
         beside = Beside() if mapping else read_beside(source, load_catalogue(catalogue), cache, verifier)
@@ -381,7 +381,7 @@ def _interval(found: dict[str, Any]) -> str:
 def usual(source: Path, mapping: Path | None, catalogue: Path, cache: Path, out: Path | None) -> None:
     """Print the variances of the policy's blocks, for accuracy and cost, on a table's history and as shipped.
 
-    With the files of all tables but one, `frontier --usual` shows on that one what an unseen fleet would get.
+    With the files of all tables but one, `frontier --usual` shows on that table what an unseen fleet would get.
     """
     _, world = joint_world(source, mapping, catalogue, cache)
     with threadpool_limits(1):
@@ -547,7 +547,7 @@ def prior(
     `python -m streams prior` makes one from a deployment's own outcomes.
     """
     encoder, known, asked = MiniLM(), load_catalogue(catalogue), orjson.loads(options)
-    # One thread, so that the file is identical on any number of cores: the order of a sum changes its last bits.
+    # A single thread, so that the file is identical on any number of cores: the order of a sum changes its last bits.
     with threadpool_limits(1):
         table = load_foreign(outcomes, mapping) if mapping else load_recording(outcomes)
         made, rows = prior_of_outcomes(table, encoder, known, asked, cap=cap, history_only=history_only)

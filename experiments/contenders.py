@@ -1,4 +1,4 @@
-"""The policies compared: the paper's in their faithful form, its ablations, our own, and simple baselines."""
+"""The policies that are compared: the paper's in faithful form, its ablations, our own, and simple baselines."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,8 +47,8 @@ def _made(name: str, **options: object) -> Make:
 class Coordinates(LinUCB):
     """LinUCB whose action features are the description's embedding and explicit coordinates.
 
-    The coordinates are the model's size rank within its family and the logarithm of the search width. A small encoder
-    hardly distinguishes the descriptions of neighbouring actions, but cost and accuracy vary smoothly with these.
+    The coordinates describe the model's size rank and the logarithm of the search width. A small encoder hardly
+    distinguishes the descriptions of neighbouring actions, but cost and accuracy vary smoothly with the coordinates.
     """
 
     def __init__(self, world: BanditWorld, alpha: float) -> None:
@@ -94,7 +94,7 @@ PAPER: Mapping[str, Make] = {
     "ts": _made("thompson", reward="scalar", propensity_draws=0),
     "uniscale": _made("linucb", reward="scalar"),
 }
-NETWORKS = ("mlp", "neural_ucb", "neural_ucb_per_width")  # 1,000 iterations a round: minutes a run
+NETWORKS = ("mlp", "neural_ucb", "neural_ucb_per_width")  # 1,000 iterations per round take minutes per run
 
 ABLATIONS: Mapping[str, Make] = {
     "uniscale_one_hot": _made("linucb", reward="scalar", action_features="one-hot"),
@@ -118,7 +118,7 @@ SERVICE: Mapping[str, Make] = {"default": _made(DEFAULT)}
 
 
 def with_prior(world: BanditWorld, history: Sequence[int]) -> bytes:
-    """Return the default policy's prior from history with the outcomes of every arm.
+    """Return a prior for the default policy, made from the outcomes of every arm on history.
 
     Args:
         world: The world, with surface counts.
@@ -133,19 +133,19 @@ def with_prior(world: BanditWorld, history: Sequence[int]) -> bytes:
 ALL: Mapping[str, Make] = {**PAPER, **ABLATIONS, **OWN, **SERVICE}
 
 
-# Variances of the blocks of the policy's coefficients on one table: the generic prior, estimated from histories.
+# The generic prior: variances of the blocks of the policy's coefficients, estimated from the tables' histories.
 #
 # The shipped values (`agents.bandit.variances.USUAL`) were rounded by hand from such estimates. Replacing them with
-# estimates from all tables but one simulates an unseen fleet on that one (leave one out).
+# estimates from all tables but one simulates an unseen fleet on that table (leave one out).
 
-FEW = 200  # questions of the first estimate, too few for supervised directions; the second uses all
+FEW = 200  # questions of the first estimate, too few for supervised directions; the second uses all questions
 
 Usual = Mapping[str, tuple[float, float]]
 """The variances of accuracy and of cost for each kind of block, as in `variances.USUAL`."""
 
 
 def estimated(world: BanditWorld) -> Usual:
-    """Return the variances on a table's history: geometric means of the estimates from 200 and from all questions.
+    """Return the variances on a table's history, as geometric means of the estimates from 200 and from all questions.
 
     Args:
         world: The world, without surface counts; its live questions are not used.
@@ -178,7 +178,7 @@ def combined(tables: Sequence[Usual]) -> Usual:
 def in_place(usual: Usual | None) -> Iterator[None]:
     """Replace the usual variances of this process's policies during the block; None keeps the shipped ones."""
     shipped = variances.USUAL
-    variances.USUAL = usual or shipped  # type: ignore[misc]  # final for everyone but the lab, which judges it
+    variances.USUAL = usual or shipped  # type: ignore[misc]  # final except in the lab, which evaluates it
     try:
         yield
     finally:
@@ -188,9 +188,9 @@ def in_place(usual: Usual | None) -> Iterator[None]:
 # The simplest baselines: one ridge regression per arm, fitted on history; the online one also learns from its choices.
 #
 # They read the encoder's vector and the surface counts, and choose the arm with the highest predicted accuracy minus
-# price times predicted cost. They share no code with the product's learners, which they are compared with.
+# price times predicted cost. They share no code with the product's learners, with which they are compared.
 
-REFIT = 100  # outcomes between two refits
+REFIT = 100  # outcomes between refits
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Fitted:
         features: Features of all questions, standardised on history, shape (Q, d).
         correct: Correctness, averaged over samples, shape (Q, A).
         log_cost: Logarithms of the mean cost, shape (Q, A).
-        history: Indices of the questions fitted on.
+        history: Indices of the questions on which they are fitted.
     """
 
     features: Array
@@ -211,7 +211,7 @@ class Fitted:
 
     @classmethod
     def of(cls, world: BanditWorld, history: Sequence[int]) -> "Fitted":
-        """Return the regressions of a world with surface counts; features are scaled on history alone.
+        """Return the regressions for a world with surface counts; only history determines how features are scaled.
 
         Categories are features, too.
         """
@@ -239,7 +239,7 @@ class Fitted:
         return accuracy, np.exp(by_leaving_one_out(seen[fitted], self.log_cost[fitted], seen[new]))
 
     def left_out(self) -> tuple[Array, Array]:
-        """Return the same for the questions of history, each predicted from the other folds."""
+        """Return the accuracy and cost of every arm on the questions of history, each predicted from other folds."""
         shape = (len(self.history), self.correct.shape[1])
         accuracy, cost = np.empty(shape), np.empty(shape)
         own = np.array(self.history)
@@ -259,8 +259,8 @@ def solved_prices(fitted: Fitted, best: int, shares: Sequence[float]) -> list[fl
     """Return, for each share, the highest price at which cross-fitted choices on history still reach it.
 
     Args:
-        fitted: Fitted on history.
-        best: The arm whose accuracy on history is a share of 1.
+        fitted: The regressions, fitted on history.
+        best: The arm whose accuracy on history is the reference.
         shares: Shares of that accuracy.
 
     Returns:
@@ -277,10 +277,10 @@ def solved_prices(fitted: Fitted, best: int, shares: Sequence[float]) -> list[fl
 
 
 class OnlineRidge:
-    """The same regressions, refitted on history and the outcomes of their own choices after every hundred of these.
+    """The same regressions, refitted after every hundred choices on history and the outcomes of their own choices.
 
     Args:
-        fitted: Fitted on history.
+        fitted: The regressions, fitted on history.
     """
 
     def __init__(self, fitted: Fitted) -> None:
@@ -299,7 +299,7 @@ class OnlineRidge:
         self._free = np.concatenate([[1e-9], np.ones(seen.shape[1])])
         self._weights = np.empty_like(self._right)
         for term in range(len(self._weights)):
-            # On history all arms have the same questions, so one Gram matrix serves all.
+            # On history all arms have the same questions, so they share one Gram matrix.
             self._weights[term] = self._solved(self._gram[0], self._right[term], term)
 
     def _solved(self, gram: Array, right: Array, term: int) -> Array:
@@ -309,7 +309,7 @@ class OnlineRidge:
     def play(
         self, order: Sequence[int], price: float, outcome: Callable[[int, int], tuple[float, float]]
     ) -> list[int]:
-        """Return the arm chosen in every round, learning meanwhile; each call starts from the fit on history.
+        """Return the arm chosen in every round while learning; each call starts from the fit on history.
 
         Args:
             order: The question of each round.

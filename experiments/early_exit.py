@@ -1,8 +1,8 @@
-"""Savings and losses of path-aware early exit (§3.3): on our recordings, and replayed on others' step scores.
+"""Savings and losses from path-aware early exit (§3.3), on our recordings and replayed on others' step scores.
 
-Our recordings were run with and without it. The replay assumes that the paths of a problem advance in parallel, one
-step at a time; the scores then determine what the product's rule would have stopped, and whether the answer would have
-changed.
+Our recordings were run with and without early exit. The replay assumes that the paths of a problem advance in parallel,
+one step at a time. The scores then determine which paths the product's rule would have stopped, and whether the answer
+would have changed.
 """
 
 import csv
@@ -30,14 +30,15 @@ PARTS = {
 
 
 def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
-    """Return savings and losses of early exit over all searches, by depth of the answer without it, and by width.
+    """Return savings and losses from early exit over all searches, by depth of the answer without it, and by width.
 
-    Accuracy in percent, compute in TFLOPs, memory in TB, cost in tera-eFLOPs, each a mean over searches with its
-    interval over questions; changes are ratios of means, with bootstrap intervals over questions.
+    Accuracy is in percent, compute in TFLOPs, memory in TB and cost in tera-eFLOPs, each a mean over searches with an
+    interval over questions. Changes are ratios of means (differences for accuracy), with bootstrap intervals over
+    questions.
 
     Args:
         on: Outcomes with early exit.
-        off: Outcomes without, with at most as many samples; only arms and questions run both ways are compared.
+        off: Outcomes without it, for some or all of the same arms and questions, to which the comparison is restricted.
     """
     samples = min(on.samples, off.samples)
     names = [arm.arm_id for arm in on.arms]
@@ -68,7 +69,7 @@ def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
 
 
 def stragglers(off: Outcomes) -> dict[str, Any]:
-    """Return how long searches of two or more paths continue after their answer is finished: the possible saving.
+    """Return the possible saving, which is how long searches of several paths continue after their answer is finished.
 
     Args:
         off: Outcomes without early exit.
@@ -132,11 +133,11 @@ class Replayed:
 
     Attributes:
         steps: Number of steps of all paths.
-        taken: Number of steps taken before each path was stopped or done.
-        beyond: Steps of the longest path after the best one was finished.
-        ended: Sequential steps until the search was over, which determine the decoding time.
-        longest: The same without early exit.
-        best: Index of the path with the best mean.
+        taken: Number of steps of all paths until each was stopped or finished.
+        beyond: Steps of the longest path after the best path was finished.
+        ended: Sequential steps until the end of the search, which determine the decoding time.
+        longest: Sequential steps until the end of the search without early exit.
+        best: Index of the path with the best mean score.
         chosen: Index of the path chosen under early exit.
     """
 
@@ -150,11 +151,11 @@ class Replayed:
 
 
 def replay(paths: Sequence[Sequence[float]], eta: float = 1.2) -> Replayed:
-    """Replay the rule on whole paths' step scores.
+    """Replay the early-exit rule on the step scores of whole paths.
 
     Args:
         paths: Step scores of each path, in [0, 1]; none is empty.
-        eta: H_max = ⌈η·D_best⌉.
+        eta: η in H_max = ⌈η·D_best⌉.
 
     >>> replay([[0.9, 0.9], [0.1, 0.1, 0.1]])
     Replayed(steps=5, taken=4, ended=2, longest=3, beyond=1, best=0, chosen=0)
@@ -217,8 +218,8 @@ TIMES = 10  # draws per problem and width
 def replay_wide(folder: Path, eta: float = 1.2) -> dict[str, dict[str, Any]]:
     """Replay searches of W paths, drawn with replacement from all scored beam-search paths of a problem.
 
-    Decoding time is determined by sequential positions: a search of 64 paths is as long as its longest one. Steps are
-    summed over problems before they are compared; intervals are by bootstrap over problems.
+    Sequential positions determine the decoding time, so a search of 64 paths takes as long as its longest path. Steps
+    are summed over problems before they are compared, and intervals are by bootstrap over problems.
     """
     with (folder / "configs.csv").open(encoding="utf-8") as told:
         beams = {each["config_id"] for each in csv.DictReader(told) if each["method"] == "beam_search"}
@@ -244,7 +245,7 @@ Drafted = tuple[list[float], float]
 
 
 def _drafted(folder: Path) -> Iterator[tuple[str, str, Drafted]]:
-    """Yield (configuration, problem, (step scores, right)) of every scored path."""
+    """Yield (configuration, problem, (step scores, correctness)) of every scored path."""
     raw = gzip.decompress((folder / "samples.csv.gz").read_bytes()).decode()
     for row in csv.DictReader(io.StringIO(raw)):
         if scores := [float(each) for each in row["step_scores"].split()]:
@@ -252,7 +253,7 @@ def _drafted(folder: Path) -> Iterator[tuple[str, str, Drafted]]:
 
 
 def _of_width(drafts: Sequence[Drafted], width: int, rng: np.random.Generator, eta: float) -> Array:
-    """Return means over draws: positions with and without, all steps with and without, change of correctness."""
+    """Return means over draws: sequential and all steps, each with and without exit, and the change of correctness."""
     rows = []
     for _ in range(TIMES):
         taken = [drafts[i] for i in rng.integers(len(drafts), size=width)]

@@ -1,4 +1,4 @@
-"""PNG figures: regret and efficiency by round, the accuracy-cost plane, four modes, and costs on other fleets."""
+"""Draws PNG figures: regret and efficiency by round, accuracy against cost, four modes, and costs on other fleets."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from experiments.yardstick import hull
 matplotlib.use("Agg")
 
 
-FEW = 50  # groups with fewer searches are in the table but not drawn
+FEW = 50  # groups with fewer searches are in the table but are not drawn
 LETTER, LINE = 6.0, 11.0  # width and height of a label's letters, in pixels
-METADATA = {"Software": None}  # no version, so that the same runs give the same bytes
+METADATA = {"Software": None}  # no version of the software, so that the same runs give the same bytes
 TITLES = {
     "tts": "TTS (smallest model)",
     "routing": "Routing (one path)",
@@ -45,7 +45,7 @@ COLOURS = {
 
 
 def draw(folder: Path, world: BanditWorld, results: Results) -> dict[str, Path]:
-    """Draw every figure for which a run has tables; return the files by name."""
+    """Draw every figure for which there are results; return the files by name."""
     tables, runs, worlds = results.tables, results.runs, spaces(world)
     joint = "uis" if "uis" in worlds else "all"
     drawn: dict[str, Path] = {}
@@ -73,13 +73,13 @@ def draw(folder: Path, world: BanditWorld, results: Results) -> dict[str, Path]:
 
 
 def curves(path: Path, runs: Runs, panels: Sequence[tuple[str, str]], world: BanditWorld) -> None:
-    """Draw one column per panel: cumulative regret by round above, correct answers against cost below.
+    """Draw one column per panel, with cumulative regret by round above and correct answers against cost below.
 
     Args:
         path: The PNG.
-        runs: By (name, mode, policy).
-        panels: (name, mode) of each column.
-        world: For the unit of cost.
+        runs: The runs by (name, mode, policy).
+        panels: The (name, mode) of each column.
+        world: The world, for the unit of cost.
     """
     figure, axes = plt.subplots(2, len(panels), figsize=(3.6 * len(panels) + 1, 6.4), squeeze=False)
     for (name, mode), above, below in zip(panels, axes[0], axes[1], strict=True):
@@ -135,7 +135,7 @@ def accuracy_cost(path: Path, world: BanditWorld, runs: Runs, name: str) -> None
 
 
 def frontier(path: Path, points: Mapping[str, tuple[list[float], list[float]]], world: BanditWorld) -> None:
-    """Draw the cheapest mixes: of fixed arms, of each policy's points, of the ceilings."""
+    """Draw the cheapest mixes of fixed arms, of each policy's points, and of the ceilings."""
     unit = unit_of(world)
     figure, axis = plt.subplots(figsize=(7.5, 5))
     for at, (name, (accuracies, costs)) in enumerate(points.items()):
@@ -181,14 +181,14 @@ def joint_frontier(path: Path, worlds: Mapping[str, BanditWorld]) -> None:
 
 
 def _mixes(axis: Any, accuracy: np.ndarray, cost: np.ndarray, unit: float, **style: Any) -> None:
-    """Draw the cheapest mixes of points: straight lines in cost, hence curves on a logarithmic axis."""
+    """Draw the cheapest mixes of points, which are straight lines in cost and so curves on a logarithmic axis."""
     right, paid = hull(accuracy, cost)
     fine = np.geomspace(paid[0], paid[-1], 200) if len(paid) > 1 else paid
     axis.plot(fine / unit, 100 * np.interp(fine, paid, right), **{"linewidth": 1.3, **style})
 
 
 def pareto(path: Path, table: Mapping[str, Any], world: BanditWorld) -> None:
-    """Draw accuracy against cost of every policy over the four modes, one marker per mode."""
+    """Draw the accuracy and cost of every policy in the four modes, with one marker per mode."""
     figure, axis = plt.subplots(figsize=(8.0, 4.5))
     markers = dict(zip(table, "ov^s", strict=True))
     for policy in dict.fromkeys(policy for policies in table.values() for policy in policies):
@@ -202,13 +202,13 @@ def pareto(path: Path, table: Mapping[str, Any], world: BanditWorld) -> None:
     for mode, marker in markers.items():
         axis.scatter([], [], marker=marker, color="grey", label=mode.replace("_", "-"))
     axis.set(xscale="log", xlabel=_cost_label(world), ylabel="accuracy (%)", title="Four reward modes")
-    # Outside the axes: every corner inside contains points.
+    # Outside the axes, because every corner inside contains points.
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     _save(figure, path)
 
 
 def score_histogram(path: Path, table: Mapping[str, Any]) -> None:
-    """Draw the distribution of path scores of right and of wrong answers."""
+    """Draw the distributions of the path scores of right and of wrong answers."""
     figure, axis = plt.subplots(figsize=(6, 3.6))
     for name, colour in (("right", "C0"), ("wrong", "C3")):
         counts = np.array(table["histogram"][name], dtype=float)
@@ -222,7 +222,7 @@ def score_histogram(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def early_exit(path: Path, table: Mapping[str, Any]) -> None:
-    """Draw the cost saved by early exit and its change of accuracy, by depth and by width."""
+    """Draw the changes of cost and accuracy due to early exit, by depth and by width."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.8))
     for axis, by, label in (
         (axes[0], "by_depth", f"steps of the answer without early exit ({FEW} searches or more)"),
@@ -260,14 +260,14 @@ ROWS: Mapping[str, tuple[str, str, str]] = {
     "ridge_from_history": ("a ridge regression on the same history that never learns again", "#b4541a", "s"),
     "default": ("UniScale-Streams without history", "#1660a8", "D"),
 }
-"""Rows of their frontier: description, colour and marker, which is hollow for rows without history."""
+"""Rows to draw of each table's frontier: description, colour and marker, which is hollow for rows without history."""
 
 OPEN, COLUMN, RIGHT = 1.08, 1.13, 1.5
-"""Positions on the axis: where unbounded intervals are cut, where figures are written, and the right edge."""
+"""Positions on the axis where unbounded intervals are cut, where figures are written, and where the axis ends."""
 
 
 def fleets(path: Path, tables: Mapping[str, Any]) -> None:
-    """Draw the cost ratio of each row on each table, with intervals; the cheapest mix of fixed configurations is 1."""
+    """Draw the cost ratio of each row on each table, with intervals; 1 is the cheapest mix of fixed configurations."""
     named = [name for name in FLEETS if name in tables]
     figure, axis = plt.subplots(figsize=(9, 0.6 + 1.05 * len(named)))
     axis.axvline(1, color="black", linewidth=0.9)
@@ -313,13 +313,13 @@ def _paid(row: Mapping[str, Any]) -> str:
 
 
 def digest_of(tables: Mapping[str, Any]) -> str:
-    """Return the digest of the tables that a picture was drawn from, which is stored in it."""
+    """Return the digest of the tables from which a picture is drawn, which is stored in the picture."""
     drawn = {name: tables[name]["frontier"] for name in FLEETS if name in tables}
     return hashlib.sha256(orjson.dumps(drawn, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _label(axis: Any, labels: Sequence[tuple[str, float, float]]) -> None:
-    """Label points: right or left, above or below, wherever there is no other label."""
+    """Label points to the right or left, above or below, wherever there is no other label."""
     taken: list[tuple[float, float, float]] = []
     for name, x, y in dict.fromkeys(labels):
         across, height = axis.transData.transform((x, y))

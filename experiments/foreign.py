@@ -1,6 +1,6 @@
-"""Outcomes from other sources: any CSV, JSONL or Parquet with (question, arm, correct or reward, cost), and a mapping.
+"""Reads outcomes from other sources: any CSV, JSONL or Parquet file of questions, arms, correctness and costs.
 
-A mapping is a YAML file in any folder:
+The columns are named in a mapping, which is a YAML file in any folder:
 
     name: my traffic            # for titles
     question: prompt_id         # column of the question's id
@@ -14,13 +14,13 @@ A mapping is a YAML file in any folder:
     sample: run                 # optional column: repetitions, counted from 0 within a cell
     unit: USD                   # optional, for titles
     questions: {file: q.jsonl, id: problem_id, text: question, level: level}  # optional: texts from another file
-    arms: {file: arms.csv, id: model, keep: {column: usable, value: "yes"}, drop: [x]}  # optional: which to use
+    arms: {file: arms.csv, id: model, keep: {column: usable, value: "yes"}, drop: [x]}  # optional: which arms to use
     explode: arms               # optional, JSONL: this field maps each arm to {correct, cost, …}
     ignore: [near_best]         # columns to ignore; any other unknown column is refused
-    missing: refuse             # or `drop`: drop questions that some arm has not answered, and say how many
-    cost_floor: 0.001           # optional: lower costs are raised to this (a cached call that cost nothing)
+    missing: refuse             # or `drop`: drop questions that some arm has not answered
+    cost_floor: 0.001           # optional: lower costs are raised to this value (a cached call may cost nothing)
 
-The table must be complete: one row for each (question, arm, sample). Paths are relative to the mapping's folder.
+The table must be complete, with one row for each (question, arm, sample). Paths are relative to the mapping's folder.
 """
 
 import csv
@@ -61,11 +61,11 @@ class Cell:
 
 
 def load_foreign(path: Path, mapping: Path) -> Outcomes:
-    """Read a table by its mapping.
+    """Read a table with its mapping.
 
     Raises:
-        OutcomeError: naming file, row, column and fix: a missing cell, two rows for one cell, a value that is not a
-            number, a cost that is not above zero, an unknown column.
+        OutcomeError: A cell is missing or has two rows, a value is not a number, a cost is not above zero, or a column
+            is unknown. The message names file, row, column and fix.
     """
     told = read_mapping(mapping)
     wanted = _wanted_arms(told, mapping)
@@ -104,7 +104,7 @@ def read_mapping(path: Path) -> Row:
     """Read a mapping file.
 
     Raises:
-        OutcomeError: a field is unknown, or a required one is missing.
+        OutcomeError: A field is unknown, or a required one is missing.
     """
     try:
         told = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def read_mapping(path: Path) -> Row:
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield (number, row) of a CSV, JSONL or Parquet file, gzipped or not; lines count from 1."""
+    """Yield (number, row) of a CSV, JSONL or Parquet file, gzipped or not; lines are counted from 1."""
     name = path.name.removesuffix(".gz")
     if name.endswith(".parquet"):
         import pyarrow.parquet as pq
@@ -192,7 +192,7 @@ def _cells(path: Path, told: Row, wanted: set[str] | None) -> Iterator[Cell]:
 
 
 def _exploded(path: Path, told: Row) -> Iterator[tuple[int, Row]]:
-    """Yield rows; with `explode`, one for each arm in the field that maps arms to outcomes."""
+    """Yield rows; with `explode`, yield one for each arm in the field that maps arms to outcomes."""
     name = told.get("explode")
     for number, row in rows_of(path):
         if name is None:

@@ -1,8 +1,8 @@
-"""Cost at equal accuracy of every policy on the live questions of a world; and the numbers of the paper's Figure 1.
+"""Cost at equal accuracy of every policy on the live questions of a world, and the numbers of the paper's Figure 1.
 
-Figure 1: the gain of the joint space of model and search over either alone. Each space may mix its configurations at
-random. The mix is chosen on history and judged on the live questions: choosing on the live questions themselves would
-favour the largest space, because the best of 168 profits more from chance than the best of six.
+Figure 1 shows the gain of the joint space of model and search over either alone. Each space may mix its configurations
+at random. The mix is chosen on history and judged on the live questions. Choosing it on the live questions themselves
+would favour the largest space, because the best of 168 profits more from chance than the best of six.
 """
 
 import hashlib
@@ -40,10 +40,10 @@ WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 
 PRICES = (
     0.0,
     *(2.0**k for k in range(-8, 9)),
-)  # λ: accuracy, from 0 to 1, per cost of the best arm on history
-ENOUGH = 12  # prices; with fewer, a mix may have to make do without the point that it needs
-LEARNT = 2_000  # rounds on history, not counted
-FEWEST = 10  # questions on either side
+)  # λ, in accuracy (from 0 to 1) per cost of the best arm on history
+ENOUGH = 12  # number of prices; with fewer, a mix may lack the point that it needs
+LEARNT = 2_000  # rounds on history, which are not counted
+FEWEST = 10  # minimum number of questions of history, and of live ones
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Player:
         warm_up: Number of warm-up rounds.
         after_history: Whether it has learned on history from its own choices.
         prior: Whether it starts from a prior made from history.
-        linear: Whether its objectives are prices of linear cost, and surface counts are added to the embedding.
+        linear: Whether its objectives are prices of linear cost, and surface counts are appended to the embedding.
         context: Whether it also sees the questions' categories.
     """
 
@@ -93,7 +93,7 @@ AFTER_HISTORY: Mapping[str, Player] = {
 
 
 ELSEWHERE: Mapping[str, Player] = {PARETO: Player(PARETO, warm_up=0, linear=True, prior=True)}
-"""Another project's learner, if an interpreter with its package is given."""
+"""The learner of another project, which is run if an interpreter with its package is given."""
 RIDGES = ("experiments/contenders.py", "experiments/ridge.py")
 APART: Mapping[str, tuple[str, ...]] = {
     STATIC: RIDGES,
@@ -108,7 +108,7 @@ POLICIES = (
     "experiments/loop.py",
     "experiments/outcomes.py",
 )
-"""The files on which the choices of all other rows depend: if they change, these rows' journal entries are ignored."""
+"""The files on which the choices of all other rows depend. If one changes, these rows' journal entries are ignored."""
 
 
 @dataclass(frozen=True)
@@ -116,16 +116,17 @@ class Terms:
     """Terms of the comparison: its history, its questions and its prices.
 
     Attributes:
-        history: Number of questions of history that a row learns from, redrawn in each order; None for all.
-        live: Number of live questions asked, the first by a hash of their ids; None for all.
-        prices: Number of prices, placed by history; None for the criteria's eighteen, and eighteen means these, too.
-        half: Split history in two, use one half as history and judge this half; None judges the live questions.
+        history: Number of questions of history from which a row learns, redrawn in each order; None for all.
+        live: Approximate number of live questions to ask, chosen by a hash of their ids; None for all.
+        prices: Number of prices, placed according to history; None or eighteen for the fixed `PRICES`.
+        half: If given, history is split in two; this half is judged and the other is history. None judges the live
+            questions.
         batch: Number of queries decided together.
         ceilings: Whether to include the ceilings.
         paretobandit: An interpreter with ParetoBandit's package; None omits its row.
-        context: What the rows `…_with_context` see besides the text (`BanditWorld.with_context`); None for none.
-        usual: Usual variances instead of the shipped ones; None for the shipped ones.
-        journal: Games played before.
+        context: The category that the rows `…_with_context` also see (`BanditWorld.with_context`); None omits them.
+        usual: Usual variances to use instead of the shipped ones; None for the shipped ones.
+        journal: Games that have already been played.
     """
 
     history: int | None = None
@@ -140,17 +141,17 @@ class Terms:
     journal: Journal = field(default_factory=Journal)
 
     def split(self, question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Return the indices of all of history and of the questions judged."""
+        """Return the indices of all questions of history, and of the questions to judge."""
         past, now = split(question_ids) if self.half is None else halves(question_ids, self.half)
         if self.live is not None and self.live < len(now):
             now = [q for q in now if is_history(f"first/{question_ids[q]}", self.live / len(now))]
         return past, now
 
     def drawn(self, history: Sequence[int], seed: int) -> list[int]:
-        """Return the questions of history that a row learns from in an order.
+        """Return the questions of history from which a row learns in an order.
 
         Raises:
-            OutcomeError: there are fewer.
+            OutcomeError: History has fewer questions than requested.
         """
         if self.history is None:
             return list(history)
@@ -163,7 +164,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Tables, and the points drawn in the figure: (accuracy, cost) of each row and of the arms."""
+    """Tables, and the points to draw in the figure, which are (accuracies, costs) of each row and of the arms."""
 
     tables: dict[str, Any] = field(default_factory=dict)
     points: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
@@ -175,14 +176,14 @@ def frontier(
     players: Mapping[str, Player] | None = None,
     terms: Terms | None = None,
 ) -> Frontier:
-    """Return cost at equal accuracy of every policy; empty if the world has too few questions to split.
+    """Return every policy's cost at equal accuracy; empty if the world has too few questions to split.
 
     Args:
-        world: The world, with all its arms on offer.
-        scope: `more_seeds` are the orders.
-        players: The rows besides the fixed mix and the ceilings; by default all that learn on the live questions and,
-            in a whole run, also those that learn on history first.
-        terms: By default a third of the questions as history, all live questions and the criteria's prices.
+        world: The world, with all its arms available.
+        scope: How much to run; its `more_seeds` determine the orders.
+        players: The rows besides the fixed mix and the ceilings; by default those that learn only on the live questions
+            or from a prior and, in a whole run, also those that first learn on history.
+        terms: Terms of the comparison; by default a third of the questions is history, and all others are asked.
     """
     o, terms = world.outcomes, terms or Terms()
     history, live = terms.split([each.question_id for each in o.questions])
@@ -257,7 +258,7 @@ def frontier(
 
 
 def priced(world: BanditWorld, weight: float) -> Objective:
-    """Return the paper's objective at a weight of cost; correctness and score share the rest."""
+    """Return the paper's objective with this weight of cost; correctness and score share the rest."""
     return Objective((1 - weight) / 2, (1 - weight) / 2, weight, *world.bounds)
 
 
@@ -275,14 +276,14 @@ def most_accurate(points: Points) -> int:
 
 
 def corners_of(points: Points) -> list[int]:
-    """Return the arms that the cheapest mixes are made of."""
+    """Return the arms of which the cheapest mixes consist."""
     accuracy, cost = points.accuracy.mean(axis=1), points.cost.mean(axis=1)
     kept = set(zip(*(each.tolist() for each in hull(accuracy, cost)), strict=True))
     return [i for i, pair in enumerate(zip(accuracy.tolist(), cost.tolist(), strict=True)) if pair in kept]
 
 
 def _known(world: BanditWorld) -> dict[str, list[str]]:
-    """Return further information for ceilings: family and level, if there are several and the two differ."""
+    """Return further information for ceilings: each question's family and level, if they vary and are not the same."""
     asked = world.outcomes.questions
     families, levels = [each.family for each in asked], [each.level for each in asked]
     found = {
@@ -294,7 +295,7 @@ def _known(world: BanditWorld) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class _Task:
-    """Games of one row in one order, with the questions it may use."""
+    """Games of one row in one order, with the questions that the row may use."""
 
     world: BanditWorld
     player: Player
@@ -309,20 +310,20 @@ class _Task:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Return the question of every round: those of history, not counted, and the live ones."""
+        """Return the question of every round: any of history first, which are not counted, then the live ones."""
         rng = np.random.default_rng([self.seed, 7])
         before = rng.choice(self.history, size=LEARNT).tolist() if self.player.after_history else []
         return (*before, *rng.permutation(self.live).tolist())
 
     @cached_property
     def sample(self) -> np.ndarray:
-        """Return which recorded sample each question and arm realises, shape (Q, A)."""
+        """Return the recorded sample that each question and arm realises, shape (Q, A)."""
         o = self.world.outcomes
         shape = (len(o.questions), len(o.arms))
         return np.random.default_rng([self.seed, 1]).integers(o.samples, size=shape)
 
     def points(self, games: Sequence[Sequence[int]]) -> Points:
-        """Return accuracy and cost of the arms chosen in the live rounds."""
+        """Return the accuracy and cost of the arms chosen in the live rounds."""
         o, questions = self.world.outcomes, np.array(self.order[-len(self.live) :])
         places = np.searchsorted(self.live, questions)  # the live questions are sorted
         accuracy, cost = np.empty((len(games), len(self.live))), np.empty((len(games), len(self.live)))
@@ -334,7 +335,7 @@ class _Task:
 
 
 class _Table:
-    """One table with its terms: orders, prices and games."""
+    """The games of one table of outcomes under given terms."""
 
     def __init__(
         self,
@@ -366,7 +367,7 @@ class _Table:
         )
 
     def played(self, name: str, player: Player) -> list[Points]:
-        """Return a row's points on each order of the live questions, from the journal if it has them."""
+        """Return a row's points in each order of the live questions, playing the games that the journal lacks."""
         journal, objectives = self._terms.journal, self._objectives(player)
         wanted = {
             seed: [self._game(name, player, seed, each) for each in objectives]
@@ -383,7 +384,7 @@ class _Table:
     def _played(
         self, player: Player, wanted: Mapping[int, Sequence[Game]], objectives: Sequence[Objective]
     ) -> Iterator[tuple[_Task, list[list[int]]]]:
-        """Yield games that the journal lacks: by order, or by price if this process plays alone."""
+        """Play the games that the journal lacks; yield them by order, or one by one if this process plays alone."""
         held = self._terms.journal.games
         tasks: list[_Task] = []
         for seed, games in wanted.items():
@@ -456,12 +457,12 @@ def prices(fitted: Fitted, best: int, count: int) -> list[float]:
     """Return 0 and prices per unit of cost that cover the targets, as estimated on history.
 
     They span the prices at which a router cross-fitted on history reaches 98, 95, 90 and 85 % of the best arm's
-    accuracy there, and some way beyond on either side.
+    accuracy there, and extend somewhat beyond them on either side.
 
     Args:
-        fitted: Fitted on all of history.
-        best: The arm most accurate on it.
-        count: Number of prices; with fewer than six, 0 and the extension are omitted.
+        fitted: The regressions, fitted on all of history.
+        best: The arm that is most accurate on history.
+        count: Number of prices; with fewer than six, 0 and the extensions are omitted.
     """
     unit = float(np.exp(fitted.log_cost[list(fitted.history), best]).mean())
     found = np.maximum(solved_prices(fitted, best, (0.98, 0.95, 0.90, 0.85)), PRICES[1] / unit)
@@ -533,13 +534,14 @@ SPACES = ("tts", "routing", "uis")
 def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
     """Return the frontier of each scenario's mixes, and the gain of the joint space over it.
 
-    `accuracy`: that of the configuration most accurate on history. `area`: mean accuracy of the cheapest mixes over the
-    logarithm of the cost, in percent, from the cheapest configuration to the joint space's most accurate one.
-    `uis_gains_points`: the joint space's area minus the scenario's, paired by question. `uis_cost_ratio`: the joint
-    space's cost of 90, 95 and 98 % of the scenario's accuracy, relative to the scenario's cheapest mix.
+    `accuracy` is that of the configuration that is most accurate on history. `area` is the mean accuracy of the
+    cheapest mixes over the logarithm of the cost, in percent, from the joint space's cheapest configuration to its most
+    accurate one. `uis_gains_points` is the joint space's area minus the scenario's, paired by question.
+    `uis_cost_ratio` is the joint space's cost of 90, 95 and 98 % of the scenario's accuracy, relative to the scenario's
+    cheapest mix.
 
     Args:
-        worlds: Worlds by scenario; `uis`, `routing` and `tts` are required.
+        worlds: Worlds by scenario; the result is empty without `uis`, `routing` and `tts`.
     """
     if any(name not in worlds for name in SPACES):
         return {}
@@ -571,7 +573,7 @@ def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
 
 
 def points_of(world: BanditWorld, questions: list[int]) -> Points:
-    """Return accuracy and cost of every arm on some questions, averaged over samples."""
+    """Return the accuracy and cost of every arm on some questions, averaged over samples."""
     o = world.outcomes
     return Points(o.correct[:, questions].mean(axis=0).T, o.cost[:, questions].mean(axis=0).T)
 

@@ -1,15 +1,16 @@
 """Journals, from which interrupted runs resume, and the record of every run on live questions.
 
-A journal is a file of JSON lines, one for each finished piece of work, on disk before the next piece starts. A kill
-loses only the work in progress; an incomplete last line is ignored when reading, and removed by the next write.
+A journal is a file of JSON lines, one for each finished piece of work, which is on disk before the next piece starts.
+Killing the process loses only the work in progress. An incomplete last line is ignored when the file is read, and
+removed by the next write.
 
 In the journal of a frontier, a line is a game: one row of a table on one history, in one order of the questions, at one
 price. It contains the chosen arms, round by round, from which accuracy and cost follow. A game is valid for one table
 of outcomes and one version of the code, both identified by digests. A verdict is the result of a whole run.
 
-In the journal of a recording, the first line contains the settings, and each further one a finished shard. Running a
-shard in further variants later, without early exit or with another verifier, adds a line. Processes that share a
-recording each write their own journal, and read the others'.
+In the journal of a recording, the first line contains the settings, and each further line a finished shard. Running a
+shard in further variants later, without early exit or with a different verifier, adds a line. Processes that share a
+recording each write their own journal and read those of the others.
 """
 
 import base64
@@ -42,7 +43,7 @@ class Game:
         order: Seed of the order.
         price: Price of linear cost, or the paper's weight of cost.
         batch: Number of decisions made together.
-        code: Digest of the code that chose.
+        code: Digest of the code that chose the arms.
     """
 
     table: str
@@ -59,7 +60,7 @@ class Journal:
     """Games by their identity, stored in a file.
 
     Attributes:
-        path: The file; None keeps them only in memory.
+        path: The file; None keeps the games only in memory.
     """
 
     path: Path | None = None
@@ -91,7 +92,7 @@ class Journal:
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file, without an incomplete last one."""
+    """Yield the lines of a file, except an incomplete last one."""
     if path.is_file():
         whole, _, _ = path.read_bytes().rpartition(b"\n")
         for line in whole.splitlines():
@@ -115,7 +116,7 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def code_digest(*parts: str) -> str:
-    """Return a digest of source files, named as paths or folders in the repository."""
+    """Return a digest of source files, given as files or folders of the repository."""
     digest = hashlib.sha256()
     for part in parts:
         at = ROOT / part
@@ -125,7 +126,7 @@ def code_digest(*parts: str) -> str:
 
 
 def record_live_run(about: Mapping[str, Any], path: Path = LIVE_RUNS) -> None:
-    """Record a run on live questions: the commit, whether files have changed since, the time, and what was run."""
+    """Record a run on live questions, with the commit, whether files have changed since, and the time."""
 
     def git(*words: str) -> str:
         told = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -137,23 +138,23 @@ def record_live_run(about: Mapping[str, Any], path: Path = LIVE_RUNS) -> None:
 
 
 RunKey = tuple[str, str, bool]
-"""A shard's name, a verifier, and whether with early exit: the searches of a shard that are run together."""
+"""Identity of the searches of a shard that are run together: the shard's name, the verifier, and early exit or not."""
 
 
 class JournalError(UniscaleError):
-    """A journal belongs to another recording. Choose another folder, or the settings it was started with."""
+    """A journal belongs to a different recording. Choose another folder, or the settings with which it was started."""
 
 
 class SearchJournal:
     """The searches of every finished shard of a recording.
 
     Args:
-        path: Its file; created if missing.
-        settings: The settings that the recording depends on, stored in the first line.
+        path: Its file, which is created if missing.
+        settings: The settings on which the recording depends, which are stored in the first line.
         beside: Journals of other parts of the same recording.
 
     Raises:
-        JournalError: a file was started with other settings; the message names the first that differs.
+        JournalError: A file was started with different settings. The message names the first that differs.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], beside: Sequence[Path] = ()) -> None:
@@ -171,20 +172,20 @@ class SearchJournal:
             append(path, {"settings": settings})
 
     def add(self, shard: str, rows: list[dict[str, Any]]) -> None:
-        """Write a finished shard; variants written before are skipped."""
+        """Write a finished shard, except variants that have already been written."""
         if new := _new({"shard": shard, "rows": rows}, self.done):
             append(self.path, {"shard": shard, "rows": new})
             self.done |= _runs({"shard": shard, "rows": new})
 
     def check(self, source: Path, begun: Mapping[str, Any]) -> None:
-        """Refuse a file made with other settings.
+        """Reject a file that was made with different settings.
 
         Args:
             source: The file, for the message.
-            begun: The settings it was made with.
+            begun: The settings with which it was made.
 
         Raises:
-            JournalError: naming the first that differs.
+            JournalError: The settings differ. The message names the first difference.
         """
         now = orjson.loads(orjson.dumps(self.settings))
         for name in {**begun, **now}:

@@ -1,4 +1,4 @@
-"""The experiment's loop (Alg. 1): a uniform warm-up, then the policy, one row per round; and the scenarios.
+"""The experiment's loop (Alg. 1) and its scenarios. A uniform warm-up precedes the policy; each round yields a row.
 
 Randomness belongs to the trial, not to the policy: the order of questions, the warm-up choices and the recorded sample
 that each (question, arm) realises depend only on the seed. So all policies see the same world under a seed, and their
@@ -25,7 +25,7 @@ SEEDS = (3, 23, 42, 50, 57)
 
 @dataclass(frozen=True)
 class Stage:
-    """The arms on offer and the objective in force from some round on."""
+    """The arms available and the objective in force from some round on."""
 
     arms: tuple[int, ...]
     objective: Objective
@@ -36,12 +36,12 @@ class FeedbackChannel:
     """How feedback is delayed, lost or corrupted.
 
     Attributes:
-        in_flight: Number of decisions made before the reward of the first; 1 for no delay.
-        shuffled: Whether delays are uniform between zero and twice that, so that rewards arrive out of order.
+        in_flight: Number of decisions made until the reward of the first arrives; 1 for no delay.
+        shuffled: Whether delays are uniform between zero and twice that delay, so that rewards arrive out of order.
         kept: Probability that a reward arrives at all.
-        censored: Probability that the reward of a wrong answer never arrives, so that it is not missing at random.
-        duplicated: Probability that it arrives twice; the second is dropped by its identity, as in production.
-        poisoned: Probability that its correctness is inverted.
+        censored: Probability that the reward of a wrong answer never arrives, so rewards are not missing at random.
+        duplicated: Probability that a reward arrives twice; the second is dropped by its identity, as in production.
+        poisoned: Probability that a reward's correctness is inverted.
         two_stage: Whether score and cost arrive at once, with correctness imputed from the score, and only the
             correction is late or lost.
     """
@@ -60,8 +60,8 @@ class Trial:
     """The random world of one seed.
 
     Attributes:
-        world: Questions, arms, outcomes.
-        seed: Seed of everything below.
+        world: Questions, arms and outcomes.
+        seed: Seed of everything random in it.
         order: Index of the question of each round.
         sample: The recorded sample that each (question, arm) realises, shape (Q, A).
         stages: Stages by their first round; the first starts at round 1.
@@ -82,7 +82,7 @@ class Trial:
         return self.stages[max(start for start in self.stages if start <= round_number)]
 
     def realised(self, array: Array) -> Array:
-        """Return the realised sample of an array of shape (samples, Q, A): shape (Q, A)."""
+        """Return the realised samples of an array of shape (samples, Q, A), with shape (Q, A)."""
         q, a = np.indices(self.sample.shape)
         return np.asarray(array[self.sample, q, a])
 
@@ -102,8 +102,8 @@ class Step:
     """One round.
 
     Attributes:
-        best: The reward of the best realised outcome of its question among the arms on offer.
-        best_of_all: The same among all arms of the world.
+        best: The reward of the best realised outcome of its question among the available arms.
+        best_of_all: The reward of the best realised outcome among all arms of the world.
     """
 
     round: int
@@ -134,14 +134,14 @@ def make_trial(
     warm_up: int = WARM_UP,
     feedback: FeedbackChannel | None = None,
 ) -> Trial:
-    """Return a seed's trial: the questions in random order, reshuffled each time all have been asked.
+    """Return a seed's trial. Its questions are in random order and are reshuffled each time all have been asked.
 
     Args:
-        world: Questions, arms, outcomes.
+        world: Questions, arms and outcomes.
         seed: Seed of all randomness.
-        stages: Arms on offer and objective, by first round.
+        stages: Available arms and objective, by first round.
         rounds: Number of rounds.
-        warm_up: How many of them are warm-up.
+        warm_up: Number of these rounds that are warm-up.
         feedback: The feedback channel.
     """
     count = len(world.outcomes.questions)
@@ -200,12 +200,12 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
 
 
 def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array] | None = None) -> list[int]:
-    """Return the arm of every round; queries are decided and learned from in batches, as in the service.
+    """Return the arm of every round; the policy decides and learns in batches, as in the service.
 
     Args:
         policy: A new policy, possibly started from a prior.
         trial: The trial; every outcome arrives as soon as its batch is decided.
-        batch: Number of queries decided together; with 1 the rounds are those of `play`.
+        batch: Number of queries decided together; with 1, the choices are those of `play`.
         worse: A round, and the correctness of each question and arm from that round on, shape (Q, A); the policy is
             not notified.
     """
@@ -267,11 +267,11 @@ def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array
 
 
 def follow(trial: Trial, choose: Callable[[int, Array], int]) -> Iterator[Step]:
-    """Yield the rounds of a player that does not learn: hindsight, or a policy's recorded choices.
+    """Yield the rounds of a player that does not learn, such as hindsight or a policy's recorded choices.
 
     Args:
-        trial: The trial; the warm-up is shared.
-        choose: Returns an arm, given a round and the rewards of all arms in it, NaN for arms not on offer.
+        trial: The trial; its warm-up is the same as for policies.
+        choose: Returns an arm, given a round and the rewards of all arms in it, with NaN for unavailable arms.
     """
     realised = trial.terms()
     for at, question in enumerate(trial.order, 1):
@@ -286,7 +286,7 @@ def follow(trial: Trial, choose: Callable[[int, Array], int]) -> Iterator[Step]:
 
 
 def warm_up_arm(trial: Trial, at: int) -> int:
-    """Return the warm-up arm of a round, the same for every policy."""
+    """Return the warm-up arm of a round, which is the same for every policy."""
     arms = trial.stage(at).arms
     return arms[int(np.random.default_rng([trial.seed, 3, at]).integers(len(arms)))]
 
@@ -310,7 +310,7 @@ def _settle(trial: Trial, at: int, arm: int, terms: Sequence[Array]) -> Step:
 
 
 class _Post:
-    """Rewards in transit: lost, late, duplicated or wrong, according to `FeedbackChannel`."""
+    """Rewards in transit, which may be lost, late, duplicated or wrong, according to `FeedbackChannel`."""
 
     def __init__(self, policy: Policy, feedback: FeedbackChannel) -> None:
         self.policy, self.feedback = policy, feedback
@@ -363,7 +363,7 @@ def _offer(
 
 
 def _seen(feedback: FeedbackChannel, correct: float, chance: np.random.Generator) -> float | None:
-    """Return the correctness that arrives, or None if it is lost."""
+    """Return the correctness that arrives; None if the reward is lost."""
     lost, turned = chance.random(2)
     if lost >= feedback.kept or (feedback.censored and correct < 0.5 and chance.random() < feedback.censored):
         return None
@@ -383,13 +383,13 @@ def best_route_space(catalogue: Catalogue) -> ActionSpace:
 
 COST_SENSITIVE, QUALITY_PRIORITY = "cost-sensitive", "quality-priority"
 MODES = (COST_SENSITIVE, QUALITY_PRIORITY)
-DRIFTING = 2  # number of the smallest models that are added or removed: 0.6B and 1.7B in the paper
+DRIFTING = 2  # number of models that are added or removed, the smallest ones (0.6B and 1.7B in the paper)
 
 
 def spaces(world: BanditWorld) -> dict[str, BanditWorld]:
-    """Return the scenarios' worlds: `tts`, `routing`, `uis` of our recordings, or `all` for other tables.
+    """Return the scenarios' worlds: `tts`, `routing`, `uis` and `best_route` for recordings, `all` for other tables.
 
-    All use the cost bounds of the whole UIS table.
+    Those of a recording all use the cost bounds of the whole UIS table.
     """
     arms = world.outcomes.arms
     uis = [i for i, arm in enumerate(arms) if (arm.qp, arm.cp) in PAIRS]
@@ -409,14 +409,14 @@ def spaces(world: BanditWorld) -> dict[str, BanditWorld]:
 
 
 def models_of(world: BanditWorld) -> list[str]:
-    """Return the models, smallest first by the mean cost of a single path."""
+    """Return the models in ascending order of the mean cost of a single path."""
     arms, cost = world.outcomes.arms, world.outcomes.log_cost.mean(axis=(0, 1))
     single = {arm.model: cost[i] for i, arm in enumerate(arms) if arm.qp * arm.cp == 1}
     return sorted(single, key=lambda model: float(single[model]))
 
 
 def steady(world: BanditWorld, mode: str, *, dense: bool = True) -> dict[int, Stage]:
-    """Return the one stage of a scenario without drift."""
+    """Return the single stage of a scenario without drift."""
     return {1: Stage(tuple(range(len(world.vectors))), world.objective(mode, dense=dense))}
 
 
@@ -427,14 +427,14 @@ def _best_route(arms: tuple[Arm, ...]) -> list[int]:
 
 
 def drift_add(world: BanditWorld) -> dict[int, Stage]:
-    """Return the stages of Add: the two smallest models are added at round 51; Cost-Sensitive."""
+    """Return the stages of Add, in which the two smallest models are added at round 51, under Cost-Sensitive."""
     whole, without = _with_and_without(world)
     objective = world.objective(COST_SENSITIVE)
     return {1: Stage(without, objective), WARM_UP + 1: Stage(whole, objective)}
 
 
 def drift_remove(world: BanditWorld) -> dict[int, Stage]:
-    """Return the stages of Remove: the two smallest models are removed at round 51; Cost-Sensitive."""
+    """Return the stages of Remove, in which the two smallest models are removed at round 51, under Cost-Sensitive."""
     whole, without = _with_and_without(world)
     objective = world.objective(COST_SENSITIVE)
     return {1: Stage(whole, objective), WARM_UP + 1: Stage(without, objective)}

@@ -1,9 +1,9 @@
 """Off-policy evaluation on logged traffic: replay, IPS, SNIPS and DR.
 
 A log contains the action of each decision, its propensity and its reward. If the logged policy rarely chose what the
-evaluated policy would, an estimate depends on few decisions: the effective sample size (Σw)²/Σw² measures this, and
-below a floor no estimate is given. The interval of SNIPS is by bootstrap, because the usual formula normalises
-decision by decision and is too narrow.
+evaluated policy would, an estimate depends on few decisions. The effective sample size (Σw)²/Σw² measures this; if it
+is below a floor, no estimate is given. The interval of SNIPS is by bootstrap, because the usual formula normalises
+decision by decision and gives too narrow an interval.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class LoggedDecisions:
     rewards: Array
 
     def __post_init__(self) -> None:
-        """Refuse propensities outside (0, 1], and rewards that are not finite."""
+        """Reject propensities outside (0, 1] and rewards that are not finite."""
         if not len(self.actions) == len(self.propensities) == len(self.rewards) > 0:
             raise EvaluationError(
                 f"{len(self.actions)} actions, {len(self.propensities)} propensities, {len(self.rewards)} rewards: "
@@ -74,7 +74,7 @@ class Estimate:
 
 
 def replay(log: LoggedDecisions, chosen: Sequence[int], *, floor: float = FLOOR) -> Estimate:
-    """Return the mean reward where a deterministic policy agrees with the log; exact for uniform logging only.
+    """Return the mean reward where a deterministic policy agrees with the log, which must be of a uniform policy.
 
     Args:
         log: The log of a uniform policy.
@@ -82,7 +82,7 @@ def replay(log: LoggedDecisions, chosen: Sequence[int], *, floor: float = FLOOR)
         floor: Minimum number of agreeing decisions.
 
     Raises:
-        EvaluationError: the logging was not uniform, or too few decisions agree.
+        EvaluationError: The logging was not uniform, or too few decisions agree.
     """
     if np.ptp(log.propensities) > 1e-9:
         raise EvaluationError("replay needs uniform logging; use SNIPS or DR with the logged propensities")
@@ -94,22 +94,22 @@ def replay(log: LoggedDecisions, chosen: Sequence[int], *, floor: float = FLOOR)
 
 
 def ips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
-    """Return the inverse-propensity estimate: unbiased, but with a high variance if weights are large.
+    """Return the inverse-propensity estimate, which is unbiased but has a high variance if weights are large.
 
     Args:
         log: The log.
         probabilities: π(a|x) of the evaluated policy, shape (n, A).
-        floor: Smallest effective sample size.
+        floor: Minimum effective sample size.
 
     Raises:
-        EvaluationError: the sample size is below the floor, or the probabilities are not a distribution.
+        EvaluationError: The sample size is below the floor, or the probabilities are not a distribution.
     """
     w = _weights(log, probabilities, floor)
     return _bootstrap(lambda i: float((w[i] * log.rewards[i]).mean()), log, effective(w))
 
 
 def snips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
-    """Return the self-normalised estimate: slightly biased, with a much lower variance; arguments as for `ips`."""
+    """Return the self-normalised estimate, which is slightly biased but varies much less; arguments as for `ips`."""
     w = _weights(log, probabilities, floor)
     return _bootstrap(
         lambda i: float((w[i] * log.rewards[i]).sum() / max(w[i].sum(), 1e-12)), log, effective(w)
@@ -123,12 +123,12 @@ def doubly_robust(
 
     Args:
         log: The log.
-        probabilities: π(a|x), shape (n, A).
+        probabilities: π(a|x) of the evaluated policy, shape (n, A).
         predicted: Rewards predicted by a model fitted on other decisions, shape (n, A).
-        floor: Smallest effective sample size.
+        floor: Minimum effective sample size.
 
     Raises:
-        EvaluationError: as `ips`.
+        EvaluationError: As for `ips`.
     """
     w = _weights(log, probabilities, floor)
     direct = (probabilities * predicted).sum(axis=1)
@@ -155,14 +155,14 @@ def greedy_probabilities(chosen: Sequence[int], actions: int) -> Array:
 def cross_fitted(
     features: Array, log: LoggedDecisions, actions: int, *, folds: int = 5, ridge: float = 1.0
 ) -> Array:
-    """Return rewards predicted for each action by ridge regression per action, fitted on other decisions.
+    """Return predicted rewards, shape (n, A), from a ridge regression per action that is fitted on other decisions.
 
     Args:
         features: Features of each decision, shape (n, d).
         log: The log.
-        actions: A.
+        actions: Number of actions, A.
         folds: Number of folds; decision i is in fold i mod `folds`.
-        ridge: λ.
+        ridge: The penalty λ.
     """
     x = np.concatenate([features, np.ones((len(features), 1))], axis=1)
     fold = np.arange(len(x)) % folds

@@ -1,7 +1,7 @@
 """Recorded outcomes, and the world that policies see.
 
 A table, from our own recording or another source, has arrays of shape (samples, questions, arms) and the names of the
-questions and arms; an incomplete one is refused with an error that names row and column. A world is a table with
+questions and arms. An incomplete table is rejected with an error that names the missing cell. A world is a table with
 embedded questions, embedded arms, and objectives with the table's own bounds.
 """
 
@@ -34,7 +34,7 @@ class OutcomeError(UniscaleError):
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm: an action of ours (model, qp, cp, bs), or any other choice, identified by its id."""
+    """One arm, which is an action of ours (model, qp, cp, bs) or any other choice, identified by its id."""
 
     arm_id: str
     model: str
@@ -46,7 +46,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class QuestionInfo:
-    """One question, with its text, if there is one, and the family of tasks it belongs to, if known."""
+    """One question, with its text, level and family of tasks, each of which is empty if unknown."""
 
     question_id: str
     text: str
@@ -62,9 +62,9 @@ class Outcomes:
         name: Name for titles.
         questions: The Q questions.
         arms: The A arms.
-        correct: 1, 0 or a grade between, shape (samples, Q, A).
-        score: V(y*); equal to `correct` if the source has no score.
-        log_cost: Natural logarithm of the cost.
+        correct: 1, 0 or a grade in between, shape (samples, Q, A).
+        score: V(y*), of the same shape; equal to `correct` if the source has no score.
+        log_cost: Natural logarithm of the cost, of the same shape.
         unit: Unit of the cost; `eFLOPs` in our recordings.
         extra: Further columns of the same shape, by name.
         dense: Whether `score` is from a verifier.
@@ -81,7 +81,7 @@ class Outcomes:
     dense: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse arrays of a wrong shape or with values that are not numbers."""
+        """Reject arrays with a wrong shape or with values that are not finite."""
         shape = (self.samples, len(self.questions), len(self.arms))
         for name in ("correct", "score", "log_cost"):
             array = getattr(self, name)
@@ -96,7 +96,7 @@ class Outcomes:
 
     @property
     def samples(self) -> int:
-        """Return how often each cell was run."""
+        """Return how many times each cell was run."""
         return int(self.correct.shape[0])
 
     @property
@@ -110,7 +110,7 @@ class Outcomes:
         return (low, high) if high > low else (low - 0.5, high + 0.5)
 
     def restrict(self, arms: Sequence[int], name: str | None = None) -> "Outcomes":
-        """Return the outcomes of some arms, in the order given."""
+        """Return the outcomes of some arms, in the given order."""
         index = list(arms)
         return replace(
             self,
@@ -123,7 +123,7 @@ class Outcomes:
         )
 
     def of_questions(self, questions: Sequence[int]) -> "Outcomes":
-        """Return the outcomes of some questions, in the order given."""
+        """Return the outcomes of some questions, in the given order."""
         index = list(questions)
         return replace(
             self,
@@ -167,11 +167,11 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
     Args:
         path: The Parquet file.
         verifier: The verifier of the runs to read; by default the one in use.
-        early_exit: Whether to read the runs with or without early exit. Runs without it, or with another verifier than
-            the one in use, may cover only some of the questions.
+        early_exit: Whether to read the runs with early exit or those without. Runs without it, or with a verifier other
+            than the one in use, may cover only some of the questions.
 
     Raises:
-        OutcomeError: it is not a recording, or a cell is missing or duplicated.
+        OutcomeError: The file is not a recording, or a cell is missing or duplicated.
     """
     import pyarrow.parquet as pq
 
@@ -240,12 +240,12 @@ class BanditWorld:
     """Outcomes as a bandit problem.
 
     Attributes:
-        outcomes: The outcomes of the arms on offer.
+        outcomes: The outcomes of the available arms.
         queries: s_q, shape (Q, d).
         vectors: One vector per arm, in the outcomes' order.
         bounds: (minimum, maximum) of log C over the whole original table, shared by all scenarios.
         texts: The embedded texts and the encoder's name; together with the outcomes they identify the world.
-        categories: What each question shows besides its text, `key=value` each; empty if that is nothing.
+        categories: The categories `key=value` of each question; empty if no question has any.
     """
 
     outcomes: Outcomes
@@ -256,7 +256,7 @@ class BanditWorld:
     categories: tuple[tuple[str, ...], ...] = ()
 
     def restrict(self, arms: Sequence[int], name: str) -> "BanditWorld":
-        """Return the world of some arms, under the same bounds."""
+        """Return the world of some arms, with the same bounds."""
         return replace(
             self,
             outcomes=self.outcomes.restrict(arms, name),
@@ -264,7 +264,7 @@ class BanditWorld:
         )
 
     def of_questions(self, questions: Sequence[int]) -> "BanditWorld":
-        """Return the world of some questions, under the same bounds."""
+        """Return the world of some questions, with the same bounds."""
         index = list(questions)
         shown = tuple(self.categories[i] for i in index) if self.categories else ()
         return replace(
@@ -279,15 +279,15 @@ class BanditWorld:
         return self.categories[question] if self.categories else ()
 
     def with_context(self, column: str, history: Sequence[int]) -> "BanditWorld":
-        """Return the same questions with a category each.
+        """Return the same questions, each with a category.
 
         Args:
-            column: `family` or `level`, whose most frequent values on history are listed, as an operator would; or
-                `random:N`, one of N categories that mean nothing.
+            column: `family` or `level`, whose most frequent values on history become the listed categories; or
+                `random:N`, for N categories without meaning.
             history: Indices of the questions of history.
 
         Raises:
-            OutcomeError: there is no such column, or it is empty.
+            OutcomeError: There is no such column, or it is empty.
         """
         asked = self.outcomes.questions
         name, _, count = column.partition(":")
@@ -309,14 +309,14 @@ class BanditWorld:
         return replace(self, outcomes=replace(self.outcomes, extra={}))
 
     def with_counts(self) -> "BanditWorld":
-        """Return the same questions with surface counts appended to their embeddings, for policies that read them."""
+        """Return the same questions with surface counts appended to their embeddings, for policies that use them."""
         texts = [each.text for each in self.outcomes.questions]
         return replace(self, queries=with_counts(self.queries, texts))
 
     def spanned(self) -> "BanditWorld":
-        """Return the same questions in coordinates of their own span, if that has fewer dimensions.
+        """Return the same questions in coordinates of their own span, if it has fewer dimensions.
 
-        Lengths and angles stay the same, and so do the choices of linear and nearest-neighbour policies; a learner on
+        Lengths and angles stay the same, and so do the choices of linear and nearest-neighbour policies. A learner on
         142 questions then inverts a matrix of 142 columns instead of the encoder's 384.
         """
         if len(self.queries) >= self.queries.shape[1]:
@@ -332,7 +332,7 @@ class BanditWorld:
         return Objective(correct, score, w.cost, low, high)
 
     def rewards(self, objective: Objective) -> Array:
-        """Return r of every cell (Eq. 4, minus a linear price of cost if there is one), shape (samples, Q, A)."""
+        """Return the reward of every cell (Eq. 4, minus the price of linear cost, if any), shape (samples, Q, A)."""
         o, c = self.outcomes, objective.coefficients
         earned = np.asarray(c[0] * o.correct + c[1] * o.score + c[2] * o.log_cost + c[3])
         return earned - objective.shadow_price * o.cost if objective.shadow_price else earned
@@ -347,7 +347,7 @@ def build_world(
         outcomes: The whole table.
         encoder: Encodes questions and arms.
         catalogue: Describes our own arms (App. B.2); others are described by their name.
-        cache: A folder for vectors.
+        cache: A folder that caches vectors; None for no cache.
     """
     queries = embed_actions(encoder, [each.text for each in outcomes.questions], cache)
     described = [_described(arm, catalogue) for arm in outcomes.arms]
@@ -362,7 +362,7 @@ def build_world(
 
 
 def _drawn(question_id: str, count: int) -> int:
-    """Return a category that means nothing, always the same for a question."""
+    """Return a category without meaning, always the same for a question."""
     return int.from_bytes(hashlib.sha256(f"random/{question_id}".encode()).digest()[:8], "big") % count
 
 

@@ -1,10 +1,10 @@
-"""The pacer's control of mean cost while models are added and removed, and prices rise.
+"""Tests the pacer's control of mean cost while models are added and removed, and prices rise.
 
 One learner with a prior from history serves a mean-cost objective over six phases of questions drawn with replacement
 from the live ones. Its target is the cost of the cheapest fixed mix that reaches 95 % of the best arm's accuracy on
 history.
 
-As in the service, the policy is notified of the arms on offer and their prices. It is not notified when the favourite
+As in the service, the policy is notified of the available arms and their prices. It is not notified when the favourite
 model's searches become three times as long, or when the traffic changes.
 """
 
@@ -26,16 +26,16 @@ from experiments.yardstick import hull, least_cost, split
 
 TILT = 1.0  # change in a question's log odds per standard deviation of difficulty
 PHASES = ("steady", "model added", "model removed", "price × 3", "searches × 3 longer", "harder traffic")
-STEADY, LATER = 1_000, 500  # rounds of the first phase, and of each one after it
+STEADY, LATER = 1_000, 500  # rounds of the first phase, and of each later phase
 SHARE = 0.95
 DEARER, LONGER = 3.0, 3.0
-RECENT = 200  # last rounds, which determine the favourite model
+RECENT = 200  # number of last rounds that determine the favourite model
 WITHIN = 0.05
 
 
 @dataclass(frozen=True)
 class Round:
-    """One query: its phase, its arm, its outcome, and whether λ was zero."""
+    """One query, with its phase, arm and outcome, and whether λ was zero."""
 
     phase: int
     arm: int
@@ -46,7 +46,7 @@ class Round:
 
 @dataclass
 class Market:
-    """The arms on offer, their prices, search lengths and traffic, which change from phase to phase."""
+    """The available arms with their prices and search lengths, and the traffic; they change from phase to phase."""
 
     arms: set[int]
     price: Array
@@ -55,17 +55,17 @@ class Market:
 
 
 def pacer(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return, by phase, spend against target and accuracy against the fixed mix of the same cost.
+    """Return, by phase, spend relative to the target and accuracy relative to the fixed mix of the same cost.
 
-    `cumulative_spend`: mean cost since the target was set divided by the target, at the end of the phase. `furthest`:
-    its largest deviation within the phase, from round 1,000 on. `accuracy_gain_points`: accuracy minus that of the
-    fixed mix of arms on offer with the same cost as the phase, computed from the arms' true means, which the learner
-    does not know. `free_percent`: share of queries at λ = 0, for which the arm predicted to be most accurate costs less
-    than the target.
+    `cumulative_spend` is the mean cost since the target was set, divided by the target, at the end of the phase.
+    `furthest` is its largest deviation from 1 within the phase, from round 1,000 on. `accuracy_gain_points` is the
+    accuracy minus that of the best fixed mix of available arms with the same cost, computed from the arms' true means,
+    which the learner does not know. `free_percent` is the share of queries at λ = 0, for which the arm predicted to be
+    most accurate costs less than the target.
 
     Args:
         world: The world with all arms.
-        scope: `more_seeds` are the runs.
+        scope: How much to run; each of its `more_seeds` is one run.
     """
     history, live = split([each.question_id for each in world.outcomes.questions])
     models = list(dict.fromkeys(arm.model for arm in world.outcomes.arms))
@@ -221,7 +221,7 @@ def _changed(
 
 
 def _mix_of_cost(world: BanditWorld, live: Sequence[int], market: Market, cost: float) -> float:
-    """Return the accuracy of the best fixed mix of a phase at this cost or less."""
+    """Return the accuracy of a phase's best fixed mix that costs at most this much."""
     points, arms = points_of(world, list(live)), sorted(market.arms)
     accuracy = (points.accuracy @ market.chances)[arms]
     paid = ((points.cost @ market.chances) * market.price * market.length)[arms]
@@ -231,7 +231,7 @@ def _mix_of_cost(world: BanditWorld, live: Sequence[int], market: Market, cost: 
 
 
 def _models(world: BanditWorld) -> list[str]:
-    """Return the models, cheapest first by their cheapest arm."""
+    """Return the models in ascending order of the cost of their cheapest arm."""
     cost = world.outcomes.cost.mean(axis=(0, 1))
     least: dict[str, float] = {}
     for arm, each in zip(world.outcomes.arms, cost.tolist(), strict=True):

@@ -1,7 +1,7 @@
 """Writes a run's results: a self-contained HTML page, and a folder of results that is kept in the repository.
 
-The page contains every table next to the paper's numbers, and every figure. The folder contains tables.json, the
-figures, and a hand-written page, in which only the text between `<!-- made: NAME -->` and `<!-- /made -->` is
+The HTML page contains every figure, and every table next to the paper's numbers. The folder contains tables.json, the
+figures, and a hand-written README.md, in which only the text between `<!-- made: NAME -->` and `<!-- /made -->` is
 generated. A test compares the numbers in its sentences with tables.json.
 """
 
@@ -29,12 +29,12 @@ PAPER: Final = yaml.safe_load(Path(__file__).with_name("paper_numbers.yaml").rea
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One section.
+    """One section of the page.
 
     Attributes:
         title: Its heading.
-        tables: Keys in tables.json.
-        figures: Names of PNG files.
+        tables: Keys of its tables in tables.json.
+        figures: Names of its PNG files.
     """
 
     title: str
@@ -89,7 +89,7 @@ PRINTED: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
 
 
 def printed_verifiers(names: list[str]) -> Mapping[str, Any]:
-    """Return the paper's numbers for verifiers: its smaller one for the verifier in use, its larger for the other."""
+    """Return the paper's numbers for two verifiers: its smaller one for the first, its larger one for the second."""
     return {
         name: {
             mode: {policy: cells[at] for policy, cells in policies.items()}
@@ -111,7 +111,7 @@ def write_report(path: Path, tables: Mapping[str, Any], figures: Mapping[str, Pa
 
     Args:
         path: The HTML file.
-        tables: As in tables.json.
+        tables: The tables, as in tables.json.
         figures: PNG files by name.
     """
     o = tables["outcomes"]
@@ -175,7 +175,7 @@ def _tables(name: str, table: Mapping[str, Any], o: Mapping[str, Any]) -> Iterat
 
 
 def _at_targets(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a policy's row of the frontier without nesting: ratios by target, area, and spread over orders."""
+    """Return a policy's row of the frontier without nesting, with ratios by target, area, and spread over orders."""
     spread = row["over_orders"] or {}
     return {
         "mean_cost_ratio": row["mean_cost_ratio"],
@@ -188,7 +188,7 @@ def _at_targets(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _levels(title: str, table: Mapping[str, Any], printed: Any, what: str, unit: str) -> Iterator[str]:
-    """Yield a table for the rows on this level, then the tables of deeper levels."""
+    """Yield a table for the rows at this level, then the tables of deeper levels."""
     below = printed if isinstance(printed, Mapping) else {}
     if _depth(table) == 1:
         yield _table(title, {"": table}, {"": printed}, what, unit)
@@ -229,7 +229,7 @@ def _table(
 
 
 def _with_spread(mode: str, policy: str, scenario: str) -> list[str] | None:
-    """Return the paper's cell of the main table, each mean with its standard deviation."""
+    """Return a cell of the paper's main table, each mean with its standard deviation; None if it has no such cell."""
     cell = PAPER["main"][mode][policy].get(scenario)
     if cell is None:
         return None
@@ -241,7 +241,7 @@ def _number(value: float | str) -> str:
 
 
 def _depth(value: Any) -> int:
-    """Return the number of levels above the figures; 1 for a row."""
+    """Return the number of levels above the figures, which is 1 for a row."""
     if not isinstance(value, Mapping) or _is_figure(value):
         return 0
     return 1 + max((_depth(each) for each in value.values()), default=0)
@@ -306,7 +306,7 @@ BLOCK: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)", re.DOT
 
 
 def as_json(tables: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a tables.json, deterministically."""
+    """Return the bytes of a tables.json, which are the same for the same tables."""
     return orjson.dumps(tables, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
 
 
@@ -325,9 +325,9 @@ def write_results(
     """Copy tables and figures to a folder, fill in its page, and delete figures of earlier runs that were not redrawn.
 
     Args:
-        folder: A folder for nothing else. If it has no page, one with only tables and figures is created.
+        folder: A folder that contains only results. If it has no page, one with only tables and figures is created.
         tables_json: The tables.json file.
-        tables: Its contents.
+        tables: The contents of that file.
         drawn: PNG files by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -345,12 +345,12 @@ def write_results(
 
 
 def write_fleet(folder: Path, name: str, tables: Mapping[str, Any]) -> None:
-    """Add a table's frontier to those of other tables of outcomes, and fill in their page.
+    """Add the frontier of a table of outcomes to those of other tables, and fill in their page.
 
     Args:
-        folder: Contains `tables.json`, by table, and the page.
-        name: Name of the table.
-        tables: As `frontier` returns them.
+        folder: A folder that contains the page, and `tables.json` with an entry per table of outcomes.
+        name: Name of the table of outcomes.
+        tables: Its results, as `frontier` returns them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     known, page = folder / "tables.json", folder / "README.md"
@@ -374,7 +374,7 @@ def filled(page: str, tables: Mapping[str, Any]) -> str:
 
 
 def _main(tables: Mapping[str, Any]) -> str:
-    """Return mean rewards of the joint space, best in bold and second best in italics, with the paper's below."""
+    """Return mean rewards in the joint space, the best in bold and the second best in italics, above the paper's."""
     joint = tables["main"].get("uis") or tables["main"]["all"]
     lines = ["| mean reward | " + " | ".join(name.replace("_", " ") for name in POLICIES) + " |"]
     lines.append("|---|" + "---|" * len(POLICIES))
@@ -403,7 +403,7 @@ def _frontier(tables: Mapping[str, Any]) -> str:
 
 
 def _fleets(tables: Mapping[str, Any]) -> str:
-    """Return mean cost ratios of every row on every table of outcomes, or the targets it does not reach."""
+    """Return mean cost ratios of every row on every table of outcomes, or the targets that it does not reach."""
     lines = [f"| | {' | '.join(f'`{table}`' for table in tables)} |", "|---|" + "---|" * len(tables)]
     rows = {name for told in tables.values() for name in told["frontier"]}
     for name in _ranked(dict.fromkeys(rows | set(ELSEWHERE))):

@@ -1,4 +1,4 @@
-"""Computes all of the paper's tables, and further ones, on one table of outcomes, as a nested dict of figures."""
+"""Computes all of the paper's tables, and further ones, from one table of outcomes, as a nested dict of figures."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -27,12 +27,12 @@ from experiments.runs import Name, Run, Scope, figures_of, key_of, run_fixed, ru
 
 Runs = dict[tuple[str, str, str], Sequence[Run]]
 MAIN = ("tts", "routing", "uis", "all")
-CODING_MODELS = slice(2, 4)  # the two middle ones (4B and 8B in the paper)
+CODING_MODELS = slice(2, 4)  # the two middle models (4B and 8B in the paper)
 
 
 @dataclass(frozen=True)
 class Results:
-    """Tables, and the data of the figures: runs by scenario or ablation, mode, policy; points of the frontier."""
+    """Tables and the figures' data: runs by scenario or ablation, mode and policy, and the points of the frontier."""
 
     tables: dict[str, Any]
     runs: Runs = field(default_factory=dict)
@@ -41,12 +41,12 @@ class Results:
 
 @dataclass(frozen=True)
 class Beside:
-    """Further recorded data.
+    """Recorded data that accompany a recording; None for any that are missing.
 
     Attributes:
         without_exit: The same searches without early exit, with the same verifier.
-        other_verifier: The same searches with the other verifier, for all or some of the questions.
-        verifiers: Names of the verifier in use and the other.
+        other_verifier: The same searches with the other verifier, for some or all of the questions.
+        verifiers: Names of the verifier in use and the other one.
         coding: Outcomes on the second task.
         depth_limit: Data on searches that reached the depth limit.
         latency: Measured seconds by component (experiments/rerun.py).
@@ -65,12 +65,12 @@ def read_beside(source: Path, catalogue: Catalogue, cache: Path, verifier: str |
 
     Args:
         source: The recording. The second task is `code.parquet` in the same folder, unless that is the recording.
-        catalogue: Describes its actions.
-        cache: A folder for vectors.
+        catalogue: The catalogue that describes the recording's actions.
+        cache: A folder that caches vectors.
         verifier: The verifier of the main runs; by default the one in use.
 
     Raises:
-        OutcomeError: a file cannot be used.
+        OutcomeError: A file cannot be used.
     """
 
     def optional(**chosen: Any) -> Outcomes | None:
@@ -97,9 +97,9 @@ def read_beside(source: Path, catalogue: Catalogue, cache: Path, verifier: str |
 
 
 def networks_wanted(world: BanditWorld) -> tuple[dict[str, BanditWorld], list[Name]]:
-    """Return the scenarios' worlds, and the runs of MLP and NeuralUCB needed in them, the joint space first.
+    """Return the scenarios' worlds, and the runs of MLP and NeuralUCB that they need, with the joint space first.
 
-    The Pareto table's modes between the paper's two are run on the joint space only, and come last.
+    The Pareto table's modes in between the paper's two are run only on the joint space, and come last.
     """
     worlds = {name: part for name, part in spaces(world).items() if name in MAIN}
     order = sorted(worlds, key=lambda name: (name not in ("uis", "all"), name))
@@ -209,7 +209,7 @@ def _compete(
 
 
 def _on_questions_of(other: BanditWorld, world: BanditWorld) -> BanditWorld:
-    """Return the world restricted to the questions of another one, with its own cost bounds."""
+    """Return a world restricted to the questions of another one, with the cost bounds of these questions."""
     at = {each.question_id: i for i, each in enumerate(world.outcomes.questions)}
     part = world.of_questions([at[each.question_id] for each in other.outcomes.questions])
     return replace(part, bounds=part.outcomes.bounds())
@@ -251,7 +251,7 @@ def _both_limits(known: DepthLimit, on: Outcomes, off: Outcomes | None) -> dict[
 
 
 def _second_task(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return UniScale against k-NN on the coding questions: two middle models, Cost-Sensitive (docs/readings.md)."""
+    """Return UniScale and baselines on the coding questions: two middle models, Cost-Sensitive (docs/readings.md)."""
     models = models_of(world)
     middle = set(models[CODING_MODELS] if len(models) > 2 else models)
     joint = spaces(world)["uis"]
@@ -275,13 +275,13 @@ PARETO_POLICIES = ("random", "greedy", "mlp", "knn", "neural_ucb", "ts", "unisca
 def ablations(
     world: BanditWorld, name: str, scope: Scope, runs: MutableMapping[tuple[str, str, str], Sequence[Run]]
 ) -> dict[str, Any]:
-    """Return the ablations: action semantics against one-hot, values of α, and dense feedback against binary.
+    """Return the ablations: action semantics against one-hot features, values of α, and dense against binary feedback.
 
     Args:
         world: The joint space.
         name: Its name in `runs`.
         scope: How much to run.
-        runs: Contains UniScale's own runs; the ablated ones are added.
+        runs: Contains UniScale's own runs; those of the ablations are added.
     """
     semantics: dict[str, Any] = {}
     alpha: dict[str, Any] = {}
@@ -303,7 +303,7 @@ def ablations(
         for label in ("0", "1", "10"):  # drawing order
             runs["alpha", mode, label] = runs.pop(("alpha", mode, label))
         binary = scope.run("uniscale", world, name, mode, steady(world, mode, dense=False)) or []
-        # The two have different rewards, so only the measures of the paper's table are compared.
+        # The two kinds of feedback have different rewards, so only the measures of the paper's table are compared.
         dense[key] = {
             label: {measure: figures[measure] for measure in ("accuracy", "eflops")}
             for label, figures in (("dense", figures_of(own, world)), ("binary", figures_of(binary, world)))
@@ -313,7 +313,7 @@ def ablations(
 
 
 def regrets(runs: Sequence[Run], world: BanditWorld) -> dict[str, Any]:
-    """Return regret at rounds 130 and 210, the latter also against all arms of the world, and every measure."""
+    """Return the regret at rounds 130 and 210, the latter also against all arms of the world, and every measure."""
     return {
         "regret_130": summed([run.regret(130) for run in runs]),
         "regret_210": summed([run.regret(210) for run in runs]),
@@ -323,7 +323,7 @@ def regrets(runs: Sequence[Run], world: BanditWorld) -> dict[str, Any]:
 
 
 def pareto(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return all policies under each of four modes, with the Oracle and the best fixed arm in hindsight."""
+    """Return the figures of all policies in each of four modes, with the Oracle and the best fixed arm in hindsight."""
     table: dict[str, Any] = {}
     for mode in PARETO_MODES:
         stages = steady(world, mode)
@@ -339,7 +339,7 @@ def pareto(world: BanditWorld, scope: Scope) -> dict[str, Any]:
 
 
 def two_policies(world: BanditWorld, name: str, scope: Scope) -> dict[str, Any]:
-    """Return k-NN and UniScale in both modes, for worlds that differ in their verifier."""
+    """Return the figures of k-NN and UniScale in both modes, to compare worlds with different verifiers."""
     return {
         key_of(mode): {
             policy: figures_of(scope.run(policy, world, name, mode, steady(world, mode)) or [], world)
@@ -402,10 +402,10 @@ def readings(
 def which_oracle(
     world: BanditWorld, mode: str, contextual: ContextualOracle, runs: Mapping[str, Sequence[Run]]
 ) -> dict[str, Any]:
-    """Return each policy's regret over its own rounds against four optima, per round.
+    """Return each policy's regret per round, over its own rounds, against four optima.
 
-    `realised` is the paper's: the best realised outcome of each question. `mean` is the arm with the best mean over
-    samples, `contextual` the best cross-fitted policy, `fixed` the best single arm in hindsight.
+    `realised` is the paper's optimum, the best realised outcome of each question. `mean` is each question's arm with
+    the best mean over samples, `contextual` the best cross-fitted policy, and `fixed` the best single arm in hindsight.
     """
     objective, stages = world.objective(mode), steady(world, mode)
     means = world.rewards(objective).mean(axis=0)
@@ -428,7 +428,7 @@ def which_oracle(
 
 
 def _averaged(o: Outcomes) -> Outcomes:
-    """Return outcomes with a single sample, the mean of all; for the cost, the mean of its logarithm."""
+    """Return outcomes with a single sample, the mean of all samples; for the cost, the mean of its logarithm."""
     means = {name: getattr(o, name).mean(axis=0, keepdims=True) for name in ("correct", "score", "log_cost")}
     return replace(o, **means, extra={})
 
@@ -437,11 +437,11 @@ BINS = 20
 
 
 def verifier_scores(o: Outcomes) -> dict[str, Any]:
-    """Return AUROC pooled and within questions, the point-biserial correlation, and both distributions.
+    """Return the AUROC pooled and within questions, the point-biserial correlation, and both distributions of scores.
 
-    The value within questions is the mean over questions with both right and wrong answers; the pooled value is also
-    high for a score that only measures a question's difficulty. A wide search returns its path with the highest score,
-    which raises the score of right and wrong answers alike, so the same values are also given for single paths only.
+    The AUROC within questions is the mean over questions with both right and wrong answers. The pooled one is also high
+    for a score that only measures a question's difficulty. A wide search returns its path with the highest score, which
+    raises the score of right and wrong answers alike, so the AUROC within questions is also given for single paths.
     """
     right, score = o.correct.ravel() > 0.5, o.score.ravel()
     if right.all() or not right.any():

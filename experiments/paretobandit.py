@@ -1,10 +1,10 @@
-"""ParetoBandit's own learner on our tables: a script for an interpreter that has its package (PyPI, Apache-2.0).
+"""Runs ParetoBandit's own learner on our tables; a script for an interpreter that has its package (PyPI, Apache-2.0).
 
     PYTHON experiments/paretobandit.py GAMES.npz ARMS.npy
 
-Its disjoint LinUCB with the defaults of version 0.1.1: 25 whitened principal directions of the encoder's vector and a
-constant, α 0.01, forgetting 0.997, and a prior from history that counts as 1,163.9 observations per arm. It subtracts a
-penalty from each arm's score: the price times the arm's mean cost on history.
+The learner is its disjoint LinUCB with the defaults of version 0.1.1: 25 whitened principal directions of the encoder's
+vector and a constant, α 0.01, forgetting 0.997, and a prior from history that counts as 1,163.9 observations per arm.
+It subtracts a penalty from each arm's score, which is the price times the arm's mean cost on history.
 """
 
 import sys
@@ -17,7 +17,7 @@ def main(games: Path, arms: Path) -> None:
     """Play the games of one file and write the arm of every round, shape (prices, rounds).
 
     Args:
-        games: Contains `vectors` (Q, d) of the questions, `history` (indices), `order` (the question of every round),
+        games: A file with the questions' `vectors` (Q, d), `history` (indices), `order` (the question of every round),
             `history_correct` and `history_cost` (n, A), the realised `correct` (Q, A), `prices` and `seed`.
         arms: The file to write.
     """

@@ -28,9 +28,9 @@ def table_history(
 
     Args:
         outcomes: The table.
-        queries: Embedding and surface counts of all its questions.
+        queries: Embeddings and surface counts of all its questions.
         index: Indices of the questions of history.
-        categories: What each question of the table shows besides its text; empty if that is nothing.
+        categories: The categories of each question of the table; empty if no question has any.
     """
     chosen = list(index)
     n, arms = len(chosen), len(outcomes.arms)
@@ -70,9 +70,9 @@ def prior_of_outcomes(
 
 
 def control_of(outcomes: Outcomes, catalogue: Catalogue, *, history_only: bool = False) -> str:
-    """Return the recommended control action: the largest model's arm that is most accurate on history.
+    """Return the recommended control action, which is the largest model's arm that is most accurate on history.
 
-    Ties go to the cheaper one. The demo's baselines use it.
+    Ties go to the cheaper arm. The demo uses it as a baseline.
     """
     kept = [
         i for i, each in enumerate(outcomes.questions) if not history_only or is_history(each.question_id)

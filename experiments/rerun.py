@@ -1,12 +1,12 @@
 """Reruns recorded searches: latency by component, and both readings of the depth limit (§3.3).
 
 Latency has the components of the paper's table: embedding the query, the bandit (choice and update), generation,
-verification, and the rest of a search: control, cost and grading. The actions are embedded beforehand. Drafts have the
+verification, and the rest of a search (control, cost and grading). The actions are embedded beforehand. Drafts have the
 seeds of the recording, so outcomes and choices are those of its tables.
 
-A path cut off at the depth limit either stays out of P_done or counts as completed. H_max stops all live paths in one
-step, so a search that reaches it ends there under both readings, with the same drafts and cost; only the answer may
-differ. This assumes that no path filled its model's context, which would also cut it off.
+A path cut off at the depth limit either stays out of P_done or counts as completed. H_max stops all live paths in the
+same step, so a search that reaches it ends there under both readings, with the same drafts and cost; only the answer
+may differ. This assumes that no path filled its model's context, which would also cut it off.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Reopened:
     Attributes:
         questions: Questions by id.
         settings: The recording's settings.
-        bench: Engines, verifiers and rules as in the recording.
+        bench: Engines, verifiers and rules, as in the recording.
     """
 
     questions: Mapping[str, Question]
@@ -70,7 +70,7 @@ class Reopened:
         return str(self.settings["verifiers"][0])
 
     def search_id(self, question: Question, arm: Arm, sample: int) -> str:
-        """Return the id that a recorded search's drafts derive from; a derived best of N is part of 64 paths."""
+        """Return the id from which a recorded search's drafts derive; a derived best of N has that of its 64 paths."""
         known = (arm.qp, arm.cp) in {tuple(pair) for pair in self.settings.get("searched", PAIRS)}
         source = action_of(arm) if known else Action(model=arm.model, qp=MAX_DRAFTS, cp=1, bs=1)
         return search_id(question, source, sample, self.settings["seed"])
@@ -86,12 +86,12 @@ async def reopen(recording: Path, catalogue: Catalogue, ask: AskGrader, folder: 
 
     Args:
         recording: The Parquet file, made by the plain sampler.
-        catalogue: The catalogue it was made with.
+        catalogue: The catalogue with which it was made.
         ask: Asks a grading process.
-        folder: What the catalogue's paths are relative to.
+        folder: The folder to which the catalogue's paths refer.
 
     Raises:
-        OutcomeError: it is not one of our recordings, or was made with another engine or other weights.
+        OutcomeError: The file is not one of our recordings, or was made with a different engine or different weights.
     """
     settings = settings_of(recording)
     if settings["engine"] != "torch":
@@ -113,14 +113,14 @@ COMPONENTS = ("query_embedding", "bandit", "generation", "verification", "rest_o
 
 
 class Stopwatch:
-    """Seconds by name."""
+    """Adds up seconds by name."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys((*COMPONENTS, "search"), 0.0)
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Add the duration of the block."""
+        """Add the duration of the block to a name's seconds."""
         began = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - began
@@ -147,7 +147,7 @@ async def breakdown(
         world: The joint space.
         encoder: Encodes the queries, one text at a time.
         recording: The recording, with its engines and verifiers.
-        rounds: Number of rounds, to try the measurement; None for all.
+        rounds: Number of rounds for a trial of the measurement; None for all.
     """
     stages, watch, seed = steady(world, QUALITY_PRIORITY), Stopwatch(), SEEDS[0]
     objective, trial = stages[1].objective, make_trial(world, seed, stages)
@@ -208,16 +208,16 @@ async def breakdown(
     }
 
 
-WIDE = 2_048  # the paper's d: 1,024 dimensions of the question and 1,024 of the action
+WIDE = 2_048  # the paper's d: 1,024 dimensions each for the question and the action
 
 
 def bandit_alone(world: BanditWorld) -> float:
     """Return the seconds that choosing and updating take over the rounds after the warm-up, at the paper's dimension.
 
-    The vectors are random unit vectors: the time depends only on their dimension and number.
+    The vectors are random unit vectors, because the time depends only on their dimension and number.
 
     Args:
-        world: For the number of questions and arms, and the recorded outcomes.
+        world: The world, of which only the numbers of questions and arms and the recorded outcomes matter.
     """
     rng = np.random.default_rng(SEEDS[0])
     queries, actions = (rng.normal(size=(len(each), WIDE // 2)) for each in (world.queries, world.vectors))
@@ -247,7 +247,7 @@ def latency_table(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 READINGS = ("kept_out", "completed")
-IN_FLIGHT = 16  # searches at a time
+IN_FLIGHT = 16  # number of searches in progress at a time
 NORMAL_95 = 1.96
 Cell = tuple[str, str, int]  # question, arm, sample
 
@@ -257,9 +257,10 @@ class DepthLimit:
     """Data on searches that reached the depth limit.
 
     Attributes:
-        settings: Settings of the recording: sampling by model, η.
-        again: Correct, score and eFLOPs under either reading, by early exit and cell; empty if not rerun.
-        refused: Why an existing file is not used.
+        settings: Settings of the recording, such as sampling by model and η.
+        again: The rerun searches by early exit and cell, with correctness, score and eFLOPs under either reading; empty
+            if none were rerun.
+        refused: Why no file of rerun searches is used; empty if one is.
     """
 
     settings: Mapping[str, Any]
@@ -269,8 +270,8 @@ class DepthLimit:
     def table(self, o: Outcomes, early_exit: bool) -> dict[str, Any]:
         """Return how many searches reached the limit, by model, and accuracy, score and cost under both readings.
 
-        If only some were rerun: the estimated change of accuracy, with an interval over questions. If none was: an
-        upper bound on the change.
+        If only some of them were rerun, the latter are replaced by the estimated change of accuracy, with an interval
+        over questions. If none were rerun, they are replaced by an upper bound on the change.
         """
         at_limit = met(o, self.settings, early_exit)
         models = list(dict.fromkeys(arm.model for arm in o.arms))
@@ -309,7 +310,7 @@ def met(o: Outcomes, settings: Mapping[str, Any], early_exit: bool) -> npt.NDArr
     Args:
         o: Outcomes with `steps`, `depth` and `complete`.
         settings: Settings of the recording.
-        early_exit: Whether they were run with early exit: H_max then depends on the answer's depth.
+        early_exit: Whether the searches were run with early exit, in which case H_max depends on the answer's depth.
     """
     rules = SearchRules(eta=settings["eta"], early_exit=early_exit)
     found = np.zeros(o.correct.shape, dtype=bool)
@@ -329,14 +330,14 @@ async def run_again(
     done: Callable[[], Any] = lambda: None,
     known: Mapping[Cell, Mapping[str, Any]] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Rerun searches that reached the limit, under both readings; the second reuses the drafts of the first.
+    """Rerun searches that reached the limit, once under each reading; the second run reuses the drafts of the first.
 
     Args:
         o: The recording's outcomes with the verifier in use.
-        early_exit: Whether to run them with early exit.
+        early_exit: Whether to run the searches with early exit.
         recording: The recording, with its engines and verifiers.
-        most: Maximum number of searches, drawn with a fixed seed; by default all.
-        done: Called after each.
+        most: Maximum number of searches, drawn with a fixed seed; None for all.
+        done: Called after each search.
         known: Results of earlier reruns, which are returned unchanged.
     """
     bench, variant = recording.bench, Variant(recording.verifier, early_exit)
@@ -380,7 +381,7 @@ def save_limit(path: Path, recording: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def load_limit(path: Path, recording: Path, settings: Mapping[str, Any]) -> DepthLimit:
-    """Return the rerun searches in a file; none if it is missing or belongs to another recording."""
+    """Return the rerun searches in a file; none if the file is missing or belongs to a different recording."""
     if not path.is_file():
         return DepthLimit(settings, refused=f"{path} is not there")
     told = orjson.loads(path.read_bytes())
@@ -395,7 +396,7 @@ def load_limit(path: Path, recording: Path, settings: Mapping[str, Any]) -> Dept
 def digest(recording: Path, searches: Iterable[Mapping[str, Any]]) -> str:
     """Return a digest of a recording's settings and of the outcomes of some searches.
 
-    Searches added to the recording later do not change it.
+    Searches that are added to the recording later do not change the digest.
     """
     settings = settings_of(recording)
     in_use = settings.pop("verifiers")[0]
@@ -434,7 +435,7 @@ def _change(found: list[tuple[Mapping[str, Any], tuple[int, int, int]]], share: 
     for row, (_, question, _) in found:
         gains[question].append(_gain(row))
     mean = sum(map(sum, gains.values())) / len(found)
-    # Searches of one question are correlated; only questions vary independently.
+    # Searches of one question are correlated; only different questions are independent.
     spread = math.sqrt(sum(sum(gain - mean for gain in each) ** 2 for each in gains.values())) / len(found)
     whole, half = 100.0 * share, NORMAL_95 * spread
     return tidy({"mean": whole * mean, "low": whole * (mean - half), "high": whole * (mean + half)})

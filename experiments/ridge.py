@@ -1,4 +1,4 @@
-"""The lab's own ridge regression, which shares no code with the product because it judges the product's learners."""
+"""The lab's own ridge regression, which shares no code with the product, because it judges the product's learners."""
 
 from collections.abc import Iterator
 
@@ -21,14 +21,16 @@ def predictions(
     arms: Array | None = None,
     centred: bool = True,
 ) -> Iterator[Array]:
-    """Yield predictions at each strength, shape (new, A): W of values ≈ mean + X W Zᵀ in the singular bases of X and Z.
+    """Yield predictions for each penalty, shape (m, A), with W fitted so that values ≈ mean + X W Zᵀ.
+
+    W is fitted in the singular bases of X and Z.
 
     Args:
-        seen: X, features of the questions fitted on, shape (n, d).
-        values: Values of every arm on them, shape (n, A).
+        seen: X, features of the questions on which W is fitted, shape (n, d).
+        values: Values of every arm on these questions, shape (n, A).
         new: Features of the questions to predict, shape (m, d).
         strengths: Values of the penalty λ.
-        arms: Z, features of the arms, shape (A, k); without them every arm has its own weights.
+        arms: Z, features of the arms, shape (A, k); None gives every arm its own weights.
         centred: Whether each arm has an unpenalised mean.
     """
     centre = seen.mean(axis=0) if centred else np.zeros(seen.shape[1])
@@ -47,7 +49,7 @@ def predictions(
 
 
 def by_folds(seen: Array, values: Array, new: Array, arms: Array | None = None) -> Array:
-    """Return predictions at the penalty chosen by cross-validation over questions, whose arms share noise."""
+    """Return predictions with the penalty chosen by cross-validation over questions, because their arms share noise."""
     errors = np.zeros(len(STRENGTHS))
     for fitted, judged in KFold(INNER, shuffle=True, random_state=1).split(seen):
         told = predictions(seen[fitted], values[fitted], seen[judged], STRENGTHS, arms=arms)
@@ -58,7 +60,7 @@ def by_folds(seen: Array, values: Array, new: Array, arms: Array | None = None) 
 
 
 def by_leaving_one_out(seen: Array, values: Array, new: Array) -> Array:
-    """Return predictions at the penalty chosen by leave-one-out cross-validation."""
+    """Return predictions with the penalty chosen by leave-one-out cross-validation."""
     (best,) = predictions(seen, values, new, np.array([strength_left_out(seen, values)]))
     return best
 

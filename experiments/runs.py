@@ -1,8 +1,8 @@
 """Runs policies on seeds, or replays the recorded choices of networks, and summarises the runs.
 
 A network's recipe is 1,000 iterations over the whole history after each of 210 observations, which takes minutes per
-run. So a file next to the outcomes stores the arm of every round; rewards, costs and regrets follow from the outcomes.
-The file is valid for one table of outcomes, identified by its digest, and one version of the recipe.
+run. So a file next to the outcomes stores the arm of every round, from which rewards, costs and regrets follow. The
+file is valid for one table of outcomes, identified by its digest, and one version of the recipe.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from experiments.loop import ROUNDS, SEEDS, Conditions, Stage, Step, follow, mak
 from experiments.outcomes import Array, BanditWorld
 
 TERA = 1e12
-DIGITS = 9  # significant digits of figures, because the last bits of a sum depend on the machine
+DIGITS = 9  # significant digits of figures, to exclude the last bits of a sum, which depend on the machine
 Figures = dict[str, dict[str, float]]
 
 
@@ -44,11 +44,11 @@ class Run:
 
     @property
     def after(self) -> list[Step]:
-        """Return the rounds of the policy."""
+        """Return the rounds after the warm-up."""
         return [step for step in self.steps if not step.warm_up]
 
     def regret(self, upto: int | None = None, *, over_all: bool = False) -> float:
-        """Return the regret against the best realised outcome, from the first round."""
+        """Return the regret against the best realised outcome, from the first round, warm-up included."""
         return sum((s.best_of_all if over_all else s.best) - s.reward for s in self.steps[:upto])
 
     def measures(self, unit: float) -> dict[str, float]:
@@ -75,7 +75,7 @@ def run_policy(
     seeds: Sequence[int],
     **conditions: Unpack[Conditions],
 ) -> list[Run]:
-    """Run one policy on every seed; arguments as `make_trial`."""
+    """Run one policy on every seed; further arguments as for `make_trial`."""
     runs = []
     for seed in seeds:
         trial = make_trial(world, seed, stages, **conditions)
@@ -86,7 +86,7 @@ def run_policy(
 
 
 def run_oracle(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[int]) -> list[Run]:
-    """Return the paper's Oracle after the shared warm-up: its reward is `best` in every round."""
+    """Run the paper's Oracle after the shared warm-up; its reward in each round is the step's `best`."""
     runs = []
     for seed in seeds:
         trial = make_trial(world, seed, stages)
@@ -96,7 +96,7 @@ def run_oracle(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[
 
 
 def run_fixed(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[int]) -> list[Run]:
-    """Return the best fixed arm in hindsight, played after the shared warm-up."""
+    """Run the best fixed arm in hindsight after the shared warm-up."""
     runs = []
     for seed in seeds:
         trial = make_trial(world, seed, stages)
@@ -106,7 +106,7 @@ def run_fixed(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[i
 
 
 def summed(values: Sequence[float]) -> dict[str, float]:
-    """Return mean, standard deviation over seeds and the 95 % interval of the mean (Student's t).
+    """Return the mean, the standard deviation over seeds and the 95 % interval of the mean (Student's t).
 
     >>> summed([1.0, 2.0, 3.0])
     {'mean': 2.0, 'std': 1.0, 'low': -0.484137712, 'high': 4.48413771}
@@ -135,7 +135,7 @@ def figures_of(runs: Sequence[Run], world: BanditWorld) -> Figures:
 
 
 def paired(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, float]:
-    """Return the difference in mean reward of two policies on the same seeds."""
+    """Return the difference in mean reward between two policies on the same seeds."""
     left = [float(np.mean([s.reward for s in run.after])) for run in runs]
     right = [float(np.mean([s.reward for s in run.after])) for run in others]
     return summed([a - b for a, b in zip(left, right, strict=True)])
@@ -144,7 +144,7 @@ def paired(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, float]:
 def rounds_to_learn(run: Run, within: float = 0.05) -> int | None:
     """Return the first round from which the policy's mean reward stays within 5 % of the best fixed arm's.
 
-    The mean is over its own rounds so far, without the warm-up; None if it never does.
+    The mean is over its own rounds so far, without the warm-up. The result is None if there is no such round.
     """
     after = run.after
     means = np.cumsum([s.reward for s in after]) / np.arange(1, len(after) + 1)
@@ -154,14 +154,14 @@ def rounds_to_learn(run: Run, within: float = 0.05) -> int | None:
 
 
 def learning(runs: Sequence[Run]) -> dict[str, float | None]:
-    """Return how many seeds come within 5 % of the best fixed arm, and the median of their rounds."""
+    """Return how many seeds come within 5 % of the best fixed arm, and the median of the rounds at which they do."""
     rounds = [found for run in runs if (found := rounds_to_learn(run)) is not None]
     return {"seeds": len(rounds), "of": len(runs), "median": float(np.median(rounds)) if rounds else None}
 
 
 RECIPE = 1
-"""Version of the training: networks, their history and the loop. Increase it with every change that alters their
-choices; a slow test retrains recorded runs."""
+"""Version of the training, which includes networks, their history and the loop. Increase it with every change that
+alters the networks' choices; a slow test retrains recorded runs."""
 Name = tuple[str, str, str, int]  # scenario, mode, policy, seed
 
 
@@ -170,10 +170,10 @@ class NetworkRecord:
     """Recorded choices of trained networks.
 
     Attributes:
-        path: The file; None for none.
-        outcomes: Digest of the outcomes they were trained on.
+        path: The file; None for no file.
+        outcomes: Digest of the outcomes on which the networks were trained.
         chosen: The arms after the warm-up by run, as indices into the scenario's arms.
-        refused: Why an existing file is not used; empty if it is.
+        refused: Why the file is not used; empty if it is.
     """
 
     path: Path | None = None
@@ -183,7 +183,7 @@ class NetworkRecord:
 
     @classmethod
     def load(cls, path: Path, world: BanditWorld) -> "NetworkRecord":
-        """Return the record in a file; empty if it is missing or for other outcomes or another recipe."""
+        """Return the record in a file; empty if the file is missing or is for different outcomes or another recipe."""
         record = cls(path, outcomes_digest(world))
         if not path.is_file():
             record.refused = f"{path} is not there"
@@ -216,7 +216,7 @@ class NetworkRecord:
 
 
 def outcomes_digest(world: BanditWorld) -> str:
-    """Return a digest of questions, arms, their texts and every outcome."""
+    """Return a digest of the texts of questions and arms and of every outcome."""
     o = world.outcomes
     digest = hashlib.sha256(world.texts.encode())
     for array in (o.correct, o.score, o.log_cost):
@@ -255,7 +255,7 @@ def rebuild(
     jobs: int | None = None,
     done: Callable[[Name], Any] = lambda name: None,
 ) -> None:
-    """Train the runs that the record lacks, and save it after each, so that a killed process can resume.
+    """Train the runs that the record lacks, and save the record after each, so that a killed process can resume.
 
     Args:
         record: The record, with a path.
@@ -278,7 +278,7 @@ def rebuild(
 
 
 def one_thread_each(jobs: int | None = None) -> ProcessPoolExecutor:
-    """Return a pool of single-threaded processes, by default one per core: more threads would change the last bits."""
+    """Return a pool of processes, by default one per core, with one thread each: more would change the last bits."""
     fresh = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=fresh, initializer=_one_thread)
 
@@ -303,12 +303,12 @@ def _end_with_parent() -> None:
 def train(
     world: BanditWorld, stages: Mapping[int, Stage], policy: str, seed: int, rounds: int = ROUNDS
 ) -> list[int]:
-    """Train a network, and return the arms it chooses after the warm-up."""
+    """Train a network, and return the arms that it chooses after the warm-up."""
     trial = make_trial(world, seed, stages, rounds=rounds)
     return [step.arm for step in play(ALL[policy](world, seed), trial) if not step.warm_up]
 
 
-MORE_SEEDS = tuple(range(100, 120))  # not the paper's: choices made on the paper's seeds are judged on these
+MORE_SEEDS = tuple(range(100, 120))  # not the paper's; choices made on the paper's seeds are judged on these
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ class Scope:
         whole: Whether to run every feedback condition in every mode, and rows that learn on history.
         record: Recorded choices of MLP and NeuralUCB on these outcomes.
         say: Called with a description of each part.
-        pool: Processes that share the seeds; None runs them in this process.
+        pool: Processes among which the seeds are divided; None runs all in this process.
     """
 
     seeds: Sequence[int] = SEEDS
@@ -339,9 +339,9 @@ class Scope:
         Args:
             policy: Name of the policy.
             world: The world.
-            space: Name of the scenario, by which networks are recorded.
-            mode: Name of the objective, likewise.
-            stages: The stages; a single one for a network.
+            space: Name of the scenario, under which networks are recorded.
+            mode: Name of the objective, under which networks are recorded.
+            stages: The stages; a network has a single one.
         """
         self.say(f"{space}, {mode}: {policy}")
         if policy in NETWORKS:
@@ -365,7 +365,7 @@ class Scope:
     def more(
         self, policy: str, world: BanditWorld, stages: Mapping[int, Stage], **conditions: Unpack[Conditions]
     ) -> list[Run]:
-        """Run a policy on the further seeds."""
+        """Run a policy on `more_seeds`."""
         return self.live(policy, world, stages, self.more_seeds, **conditions)
 
 

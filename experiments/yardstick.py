@@ -1,10 +1,10 @@
 """Cost at equal accuracy: a policy's cost of an accuracy, relative to the cheapest mix of fixed arms that reaches it.
 
-Operators do not buy a weighted reward but the same accuracy for less. A randomised mix of points (accuracy, cost) has
-the weighted means of both, so the least cost of an accuracy lies on the lower convex hull of the points. F(t) is that
-cost for fixed arms, P(t) for the points of one policy, with one point for each price λ that it was run at.
+Operators want the same accuracy for less, not a weighted reward. A randomised mix of points (accuracy, cost) has the
+weighted means of both, so the least cost of an accuracy lies on the lower convex hull of the points. F(t) is that cost
+for fixed arms, and P(t) for the points of one policy, with one point for each price λ at which it was run.
 `mean_cost_ratio` is the geometric mean of P/F over targets t = q·a, where a is the accuracy of the arm that is most
-accurate on *history*: choosing the arm on the judged questions themselves would overestimate its accuracy.
+accurate on *history*, because choosing the arm on the judged questions would overestimate its accuracy.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ def split(question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
 
 
 def halves(question_ids: Sequence[str], judged: int) -> tuple[list[int], list[int]]:
-    """Return history split into a part to fit on and a part to judge, for choices during the design of a policy.
+    """Split history into a part to fit and a part to judge, for choices during the design of a policy.
 
     Args:
         question_ids: Ids of the whole table.
@@ -58,7 +58,7 @@ def halves(question_ids: Sequence[str], judged: int) -> tuple[list[int], list[in
 
 @dataclass(frozen=True)
 class Points:
-    """Accuracy and linear cost of K points on every one of Q questions, each of shape (K, Q)."""
+    """Accuracy and linear cost of K points on each of Q questions, shape (K, Q) each."""
 
     accuracy: Array
     cost: Array
@@ -77,7 +77,7 @@ def hull(accuracy: Array, cost: Array) -> tuple[Array, Array]:
 
     Args:
         accuracy: Accuracy of each point, shape (K,).
-        cost: Cost of each point, above zero.
+        cost: Cost of each point, shape (K,).
 
     >>> hull(np.array([0.2, 0.4, 0.8]), np.array([1.0, 5.0, 6.0]))
     (array([0.2, 0.8]), array([1., 6.]))
@@ -108,7 +108,7 @@ def least_cost(corners: tuple[Array, Array], targets: Array) -> Array:
 def area(corners: tuple[Array, Array], low: float, high: float) -> float:
     """Return the mean, over the logarithm of the cost from low to high, of the best accuracy at that cost (AIQ).
 
-    Below the cheapest point, a mix leaves some questions unanswered, at no cost, which counts as wrong.
+    Below the cheapest point, a mix leaves some questions unanswered, which costs nothing and counts as wrong.
 
     >>> round(area((np.array([0.5]), np.array([1.0])), 1.0, 10.0), 6)
     0.5
@@ -142,7 +142,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """Fixed arms on the judged questions, and the bootstrap draws of questions shared by all policies' intervals.
+    """The fixed arms on the judged questions, and the bootstrap draws that the intervals of all policies share.
 
     Attributes:
         arms: Outcomes of the fixed arms, averaged over samples.
@@ -174,7 +174,7 @@ class Yardstick:
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """Return the valid targets, as shares of that accuracy; validity is decided on all questions, for all draws."""
+        """Return the valid targets as shares of the best arm's accuracy, the same for all draws."""
         accuracy, cost = (each.mean(axis=1) for each in (self.arms.accuracy, self.arms.cost))
         cheapest = float(accuracy[np.lexsort((-accuracy, cost))[0]])
         return tuple(q for q in SHARES if q * self.aims[0] >= cheapest + WORTH)
@@ -186,7 +186,7 @@ class Yardstick:
         return float(cost.min()), float(cost[self.best])
 
     def ratios(self, points: Points) -> Array:
-        """Return P/F for every draw and each valid target and, last, for all of the accuracy."""
+        """Return P/F for each draw, by valid target and, last, for full accuracy, shape (1 + draws, targets + 1)."""
         targets = self.aims[:, None] * np.array([*self.shares, ALL])
         mixes = _hulls(points, self.weights)
         pairs = zip(mixes, self.fixed, targets, strict=True)
@@ -197,12 +197,12 @@ class Yardstick:
 
         Args:
             points: One point for each λ, averaged over orders.
-            orders: The same for each order of the questions, for the spread between them.
+            orders: The points for each order of the questions, for the spread between them.
 
         Returns:
             `mean_cost_ratio` with its interval over questions, or None if a target is not reached or none is valid;
-            `unreached`, those targets; `at`, by target, the ratio and the accuracy of the cheapest mix; `aiq`;
-            `over_orders`, the spread of the mean ratio.
+            `unreached`, the targets that are not reached; `at`, the ratio and the accuracy of the cheapest mix by
+            target; `aiq`, the area; and `over_orders`, the spread of the mean ratio.
         """
         ratios = self.ratios(points)
         means = _geometric(ratios[:, :-1])
@@ -231,9 +231,9 @@ class Yardstick:
         """Return one policy's cost relative to another's at equal accuracy, paired by question.
 
         Returns:
-            `cost_ratio`, the geometric mean over the targets with its interval, None if only this policy misses one;
-            `p_worse`, the share of draws in which it costs no more (a small one shows that it is worse); `p_better`
-            likewise. A target that both miss counts as equal.
+            `cost_ratio`, the geometric mean over the targets with its interval, or None if only this policy misses one;
+            `p_worse`, the share of draws in which this policy costs no more (a small share shows that it is worse); and
+            `p_better`, the share in which it costs no less. A target that both miss counts as equal.
         """
         mine, theirs = self.ratios(points)[:, :-1], self.ratios(others)[:, :-1]
         with np.errstate(invalid="ignore"):
@@ -251,10 +251,10 @@ class Yardstick:
         }
 
     def over_prices(self, points: Points, row: dict[str, Any]) -> float | None:
-        """Return by how much one price fewer raises the mean ratio at most, and put it into the row's interval.
+        """Return by how much leaving out a price raises the mean ratio at most, and raise the row's upper bound by it.
 
-        With few prices, a mix of points lacks those between them, so the ratio depends on where the prices are. None if
-        there is no ratio; infinite if a target depends on a single price.
+        With few prices, a mix lacks the points between them, so the ratio depends on where the prices are. The result
+        is None if there is no ratio, or if a target depends on a single price.
         """
         if (found := row["mean_cost_ratio"]) is None:
             return None
@@ -275,7 +275,7 @@ class Yardstick:
         first = Yardstick(self.arms, self.best, draws=0)
         found = [float(_geometric(first.ratios(each)[:, :-1])[0]) for each in orders]
         reached = [each for each in found if np.isfinite(each)]
-        # An order that misses a target costs without bound, so the others alone would look too good.
+        # An order that misses a target has an infinite ratio, so the others alone would look too good.
         missed = len(reached) < len(found)
         spread = {"low": min(reached), "high": None if missed else max(reached)} if reached else {}
         std = None if missed else float(np.std(reached, ddof=1))
@@ -287,7 +287,7 @@ def _hulls(points: Points, weights: Array) -> list[tuple[Array, Array]]:
 
 
 def _geometric(ratios: Array) -> Array:
-    """Return the geometric means of rows; infinite if an entry is."""
+    """Return the geometric mean of each row, which is infinite if an entry is."""
     return (
         np.asarray(np.exp(np.log(ratios).mean(axis=1))) if ratios.shape[1] else np.full(len(ratios), np.nan)
     )
@@ -299,7 +299,7 @@ def _interval(values: Array) -> dict[str, float | None] | None:
         return None
     if len(values) == 1:
         return {"mean": float(values[0])}
-    # An order statistic without interpolation, because values are infinite in draws that miss a target.
+    # Order statistics without interpolation, because values are infinite in draws that miss a target.
     low, high = np.quantile(values[1:], [0.025, 0.975], method="nearest")
     return {
         "mean": float(values[0]),

@@ -199,7 +199,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         n: Number of completed paths wanted as answers. Configurations with QP·CP below this number are not chosen.
         stream: Whether a client reads the answer while it is generated (`schemas.chunk`).
         session: The conversation that the query is a turn of, under any name of 1 to 200 characters that its account
-            chooses. Later turns keep the configuration of the previous turn (`UNISCALE_SESSION_S`). None if there is none.
+            chooses. Later turns keep the configuration of the previous one (`UNISCALE_SESSION_S`). None if it is none.
         options: Options of a chat completion besides its text, and the client's sampling; None if there are none.
         learn: Whether the learner may learn from this query. False for a measurement alongside the traffic, for example
             of a baseline pinned to one action, and for queries of an API key without the scope `teach`.

@@ -1,8 +1,8 @@
 """The unified inference scaling space (Table 1): every available joint configuration a = (M, QP, CP, BS).
 
-28 pairs (QP, CP), powers of two with QP·CP ≤ 64, times the models of the catalogue; BS follows from CP. With
-six models that is 168. The order is stable: model by model as the catalogue lists them, QP before CP, so that
-a model added at the end changes no index.
+There are 28 pairs (QP, CP), which are powers of two with QP·CP ≤ 64, for each model of the catalogue; BS follows
+from CP. With six models that makes 168 actions. The order is stable (model by model as the catalogue lists them, then
+by QP, then by CP), so a model added at the end changes no index.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -16,10 +16,10 @@ WIDTHS = tuple(2**n for n in range(7))
 
 
 def beam_size(cp: int) -> int:
-    """Return BS for CP: 1 up to 2, 2 up to 8, 4 up to 64 (Table 1).
+    """Return BS for CP: 1 if CP is at most 2, 2 if it is at most 8, and 4 if it is at most 64 (Table 1).
 
     Raises:
-        ActionError: when CP is outside 1…64.
+        ActionError: CP is outside 1…64.
     """
     if not 1 <= cp <= MAX_DRAFTS:
         raise ActionError(f"cp is {cp}: choose 1 to {MAX_DRAFTS}")
@@ -37,7 +37,7 @@ def parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
     ((1, 1), (4, 16))
 
     Raises:
-        ActionError: a text is not one of the pairs.
+        ActionError: A text is not one of the pairs.
     """
     if list(texts) == ["all"]:
         return PAIRS
@@ -92,7 +92,7 @@ class ActionSpace:
         """Return the index of an action.
 
         Raises:
-            ActionError: when the space does not contain it.
+            ActionError: The space does not contain it.
         """
         try:
             return self._index[action]
@@ -103,7 +103,7 @@ class ActionSpace:
         """Return the actions of some models, in the same order.
 
         Raises:
-            ActionError: when a model has no action here, or none is left.
+            ActionError: A model has no action here, or no action is left.
         """
         if unknown := sorted(set(models) - set(self.models)):
             raise ActionError(
@@ -124,13 +124,13 @@ class ActionSpace:
 
         Args:
             pinned: The one action that the query requests, if any.
-            allowed_models: Models the query accepts; None accepts all.
+            allowed_models: Models that the query accepts; None accepts all.
             available_models: Models with a live executor; None means all.
-            answers: How many completed paths the query wants: QP·CP must be at least as large.
+            answers: Number of completed paths that the query wants; QP·CP must be at least as large.
             one_sample: Whether QP·CP must be 1.
 
         Raises:
-            ActionError: naming the field that leaves no action.
+            ActionError: No action is left. The message names the field that excludes the last ones.
         """
         if allowed_models is not None and (unknown := sorted(set(allowed_models) - set(self.models))):
             raise ActionError(f"allowed_models holds {unknown[0]!r}; choose one of {', '.join(self.models)}")
@@ -173,11 +173,11 @@ class ActionSpace:
 
 
 def uis_space(catalogue: Catalogue, pairs: Sequence[tuple[int, int]] = PAIRS) -> ActionSpace:
-    """Return the space of a catalogue: 28 actions a model, 168 for six (Table 1).
+    """Return the action space of a catalogue: 28 actions per model, so 168 for six models (Table 1).
 
     Args:
         catalogue: The models.
-        pairs: The available (QP, CP).
+        pairs: The available pairs (QP, CP).
     """
     return ActionSpace(
         tuple(
@@ -189,9 +189,10 @@ def uis_space(catalogue: Catalogue, pairs: Sequence[tuple[int, int]] = PAIRS) ->
 
 
 def pairs_of(catalogue: Catalogue, model: str, pairs: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
-    """Return the (QP, CP) of the available ones that a model can run, at least (1, 1).
+    """Return those of the available pairs (QP, CP) that a model can run.
 
-    Without a verifier, candidates cannot be ranked, so CP is 1. A chat endpoint says itself how many answers.
+    Without a verifier, candidates cannot be ranked, so CP is 1; if no such pair is available, the result is (1, 1).
+    For a chat endpoint, its own `n` determines QP.
     """
     endpoint = catalogue.model(model).endpoint
     if endpoint.kind == "chat":

@@ -1,11 +1,11 @@
-"""A family of checkpoints as catalogue entries, read from the checkpoints' own files.
+"""Makes catalogue entries for a family of checkpoints from the checkpoints' own files.
 
-`family.json` names the models and says what cannot be read from a checkpoint (sampling, step tag, anchors);
-the architecture comes from each folder's `config.json` and the parameter count from the header of its
-safetensors.
+`family.json` names the models and states what cannot be read from a checkpoint (sampling, step tag, anchors).
+The architecture comes from each folder's `config.json`, and the parameter count from the headers of its
+safetensors files.
 
-Convention for P: every stored tensor counts once. Embeddings tied to the output head are stored once and count once.
-(Table 11 counts them twice for the two smallest Qwen3.)
+Convention for P: every stored tensor counts once. Embeddings tied to the output head are stored once, so they count
+once. (Table 11 counts them twice for the two smallest Qwen3 models.)
 """
 
 import json
@@ -20,7 +20,7 @@ from schemas.record import invalid_field
 
 T = TypeVar("T")
 
-# safetensors' names of the dtypes in which one stored number is one parameter (unlike packed int4).
+# Names in safetensors of the dtypes in which one stored number is one parameter (unlike packed int4).
 STORED_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -54,14 +54,14 @@ class _Config(msgspec.Struct):
 
 
 def read_family(path: Path, folder: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the generators and the verifiers of a family as catalogue entries, smallest first as listed.
+    """Return the generators and the verifiers of a family as catalogue entries, in the order of family.json.
 
     Args:
-        path: The family.json; each model's checkpoint is a folder beside it, named like the model.
-        folder: Prefix of the checkpoints' names: the family's folder as written in the catalogue.
+        path: The family.json. Each model's checkpoint is a folder beside it with the model's name.
+        folder: Prefix of the checkpoints' names, which is the family's folder as written in the catalogue.
 
     Raises:
-        CatalogueError: naming the file, the model, the field and the fix.
+        CatalogueError: A file is invalid. The message names the file, the field and the fix.
     """
     family = _read_json(path, _Family)
     tags = {"tag": family.step_tag, "tag_id": family.step_tag_id, "good_label": family.good_label}
@@ -83,13 +83,13 @@ def read_family(path: Path, folder: str) -> tuple[list[dict[str, Any]], list[dic
 def read_architecture(checkpoint: Path) -> dict[str, int]:
     """Return the fields of `Architecture` that a checkpoint's own files contain.
 
-    Bytes per number are not among them: they depend on the dtype it is served in, not the one it is stored in.
+    Bytes per number are not among them, because they depend on the dtype that is served, not on the one that is stored.
 
     Args:
         checkpoint: A Hugging Face folder with config.json and safetensors.
 
     Raises:
-        CatalogueError: when a file or a field is missing or invalid.
+        CatalogueError: A file or a field is missing or invalid.
     """
     config = _read_json(checkpoint / "config.json", _Config)
     heads = config.num_attention_heads
@@ -112,7 +112,7 @@ def _checkpoint(path: Path, name: str, folder: str, context_tokens: int) -> dict
 
 
 def _stored(checkpoint: Path) -> int:
-    """Return the number of stored parameters from the file headers alone, without reading weights."""
+    """Return the number of stored parameters, read from the file headers without the weights."""
     files = sorted(checkpoint.glob("*.safetensors"))
     if not files:
         raise CatalogueError(

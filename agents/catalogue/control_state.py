@@ -1,10 +1,11 @@
-"""The fold of `control`: models and objectives as of the last record read.
+"""The fold of the topic `control`: models and objectives as of the last record read.
 
-Every process folds the same topic, but compaction may have dropped records that others have read, so the result must
-depend only on the last record of each key. So an entry for an existing model moves it *to the end*, where it would be
-if the first entry had never been seen, and removing an unknown model still counts as a change. Likewise each entry has
-its own price, and a price for an unknown model counts as a change: a later entry has replaced the one it was meant for.
-Removing the last model is rejected, and cannot be repaired here, so writers of `control` must reject it first.
+Every process folds the same topic, but compaction may have dropped records that other processes have read, so the
+result must depend only on the last record of each key. Therefore an entry for an existing model moves the model *to the
+end*, where it would be if the first entry had never been seen, and removing an unknown model still counts as a change.
+Likewise each entry has its own price, and a price for an unknown model counts as a change, because a later entry has
+replaced the one for which it was meant. Removing the last model is rejected here and cannot be undone, so writers of
+`control` must reject it first.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ class ControlState:
     """The current catalogue and objectives.
 
     Attributes:
-        offset: Offset of the last record folded; −1 before any.
+        offset: Offset of the last record folded; −1 before the first.
     """
 
     catalogue: Catalogue
@@ -50,7 +51,7 @@ class ControlState:
             default: The objective of a query without one.
 
         Raises:
-            ObjectiveError: there is no objective with the default's name.
+            ObjectiveError: There is no objective with the default's name.
         """
         objectives = Objectives(cost_range=catalogue.cost_range)
         goals = {name: goal for name, entry in (own or {}).items() if (goal := goal_of(entry)) is not None}
@@ -61,11 +62,11 @@ class ControlState:
 
         Args:
             record: The record.
-            offset: Its offset in `control`: the version of what it changes.
+            offset: Its offset in `control`, which becomes the version of whatever it changes.
 
         Raises:
-            CatalogueError: the entry is invalid, or would leave no model.
-            ObjectiveError: the default objective would be removed.
+            CatalogueError: The entry is invalid, or would leave no model.
+            ObjectiveError: The default objective would be removed.
         """
         if offset <= self.offset:
             return self

@@ -1,4 +1,4 @@
-"""What the search of an Answer, or one under way, costs: in USD by its prices, else in eFLOPs (`search_cost`)."""
+"""The cost of an Answer's search, or of one in progress: in USD if the model has prices, else in eFLOPs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ class CostModel:
     """Computes the cost of searches from the architectures of models and verifiers.
 
     Attributes:
-        generators: Architectures by model name, including removed models, whose last searches still have to be costed.
-        verifiers: Architectures by name.
-        verifier: The catalogue's default verifier, for Answers that name none; None if there is none.
-        own: Verifiers that individual models name, by model.
+        generators: Architectures by model name, including removed models, whose last searches still need a cost.
+        verifiers: Architectures by verifier name.
+        verifier: The catalogue's default verifier, for Answers that name none; `none` if there is none.
+        own: Verifiers that models name themselves, by model name.
         intensity: FLOPs per byte of memory traffic on this hardware.
     """
 
@@ -55,8 +55,8 @@ class CostModel:
     def scorer(self, model: str, served: Served | None = None) -> Architecture | None:
         """Return the architecture of the verifier that scored a model's drafts; None if it is unknown.
 
-        `Served.model` is its name in the catalogue; `Served.name` is the software, for instance `vllm`. A verifier
-        without a name, such as a recording, counts as the verifier in use for the model.
+        `Served.model` is the verifier's name in the catalogue; `Served.name` is the software, for instance `vllm`. A
+        verifier without a name, such as a recording, counts as the verifier in use for the model.
         """
         usual = self.own.get(model, self.verifier)
         named = usual if served is None else served.model or served.name
@@ -64,10 +64,10 @@ class CostModel:
         return self.verifiers.get(named, in_use)
 
     def forest_eflops(self, forest: Forest) -> float:
-        """Return what a search has cost so far, in eFLOPs times its price factor: 0 before its first step.
+        """Return the cost of a search so far, in eFLOPs times its price factor; 0 before its first step.
 
         Raises:
-            UnpricedAnswer: its model is unknown.
+            UnpricedAnswer: The search's model is unknown.
         """
         if not forest.drafts:
             return 0.0
@@ -80,18 +80,18 @@ class CostModel:
 
 
 def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> Cost | None:
-    """Return what an Answer's search cost, at the price in force when it began, or None if nothing was run or billed.
+    """Return the cost of an Answer's search at the price in force when it began; None if nothing was run or billed.
 
-    In USD it is the price of its tokens as counted upstream, or else by the engine, without the cost of verification.
-    In eFLOPs it is App. D.3 times the price factor.
+    In USD it is the price of the tokens counted by the upstream, or else by the engine, without the cost of
+    verification. In eFLOPs it is the cost of App. D.3 times the price factor.
 
     Args:
-        answer: With its trace.
+        answer: The Answer with its trace.
         cost_model: Architectures of models and verifiers.
         generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
 
     Raises:
-        UnpricedAnswer: its model or verifier is unknown.
+        UnpricedAnswer: The model or the verifier is unknown.
     """
     if answer.action is None or not (answer.trace or answer.billed):
         return None
@@ -106,7 +106,7 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
     scorer = cost_model.scorer(answer.action.model, answer.verifier)
     if scorer is None and all(draft.score is None for draft in answer.trace):
-        scorer = model  # a placeholder: nothing of it is counted
+        scorer = model  # a placeholder, which contributes no cost
     if scorer is None:
         served = answer.verifier.model or answer.verifier.name if answer.verifier else cost_model.verifier
         raise UnpricedAnswer(answer.query_id, "verifier", served)
@@ -133,10 +133,10 @@ class _Lost(NamedTuple):
 
 
 def cost_of_cut(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> float:
-    """Return an upper bound on the cost of the step that an Answer's deadline cut, in its unit; 0 if none was cut.
+    """Return an upper bound on the cost of the step that an Answer's deadline cut off; 0 if none was.
 
     Raises:
-        UnpricedAnswer: its model is unknown.
+        UnpricedAnswer: The model is unknown.
     """
     if answer.cut is None or answer.action is None:
         return 0.0

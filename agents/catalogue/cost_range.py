@@ -1,7 +1,7 @@
-"""The unit of a catalogue's costs, and the cost range of one that gives none, from what its models charge.
+"""The unit of a catalogue's costs, and its cost range if it states none, derived from what its models charge.
 
-C̃ is never clipped, so the bounds need not be exact: they must be of the right size, and stay (`streams.control` freezes
-them).
+C̃ is never clipped, so the bounds need not be exact. They must have the right order of magnitude and must not change
+(`streams.control` freezes them).
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,11 @@ from schemas.objective import CostRange, CostUnit
 from schemas.prices import Billed
 
 SHORT: Final = (100, 50)
-"""Tokens of prompt and answer of a cheap query: the low bound is what the cheapest model charges for it."""
+"""Tokens of the prompt and answer of a cheap query. The low bound is what the cheapest model charges for it."""
 
 LONG: Final = (1000, 2000)
-"""Those of a dear one: the high bound is what the dearest model charges for as many answers as it may give."""
+"""Tokens of the prompt and answer of an expensive query. The high bound is the most that a model charges for as many
+such answers as it may give."""
 
 
 class _Draft(NamedTuple):
@@ -27,10 +28,10 @@ class _Draft(NamedTuple):
 
 
 def unit_of(models: Sequence[Model]) -> CostUnit:
-    """Return the unit of a catalogue that does not state it: USD where its models have prices.
+    """Return the unit of a catalogue that does not state it: USD if its models have prices, else eFLOPs.
 
     Raises:
-        CatalogueError: some have a price and some have none; it names one of each.
+        CatalogueError: Only some models have a price. The message names one with a price and one without.
     """
     priced = [each.name for each in models if each.price is not None]
     bare = [each.name for each in models if each.price is None]
@@ -43,12 +44,12 @@ def unit_of(models: Sequence[Model]) -> CostUnit:
 
 
 def derived(models: Sequence[Model], hardware: Hardware | None, unit: CostUnit) -> CostRange | None:
-    """Return the cost range that models imply; None if something is missing that their costs follow from.
+    """Return the cost range that follows from the models; None if something needed for their costs is missing.
 
     Args:
         models: The models.
-        hardware: For eFLOPs.
-        unit: What to count in.
+        hardware: The hardware, needed for eFLOPs.
+        unit: Unit of the costs.
     """
     low = [cost for each in models if (cost := _cost(each, hardware, unit, SHORT, 1)) is not None]
     high = [cost for each in models if (cost := _cost(each, hardware, unit, LONG, _most(each))) is not None]

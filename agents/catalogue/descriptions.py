@@ -1,13 +1,13 @@
-"""An action as text, for its embedding (App. B.2).
+"""Describes an action as text, for its embedding (App. B.2).
 
-Strings, key order and separators follow the paper's two examples; a golden file pins all 168. Our readings where the
-paper is silent or contradicts itself:
+Strings, key order and separators follow the paper's two examples; a golden file contains all 168 texts. Our readings
+where the paper is silent or contradicts itself:
 
-- `Resource_Impact` prints min(QP·CP, 64), the formula. The example (4, 16, 4) prints 16x, which is QP·CP/BS.
-- `Strategy_Mode` goes by QP·CP/BS, so that the example stays Balanced-Search and the largest become
+- `Resource_Impact` is min(QP·CP, 64), as in the formula. The example (4, 16, 4) prints 16x, which is QP·CP/BS.
+- `Strategy_Mode` depends on QP·CP/BS, so the example is still Balanced-Search and the largest searches are
   Deep-Reasoning.
 - LiveBench is grouped as in the example (`GeneralMixed`), not as in the text beside it (expert reasoning).
-- The two halves are joined as their own parts are, by " | ".
+- The two halves are joined by " | ", as are their own parts.
 """
 
 from collections.abc import Iterable
@@ -27,9 +27,9 @@ PRIORITIES = {
 
 
 def describe_model(model: Model) -> str:
-    """Return the capability-oriented half: name, size, then each anchor the model has.
+    """Return the capability-oriented half: the model's name, its size, and each of its anchors.
 
-    A model without a known size, or without a score for a benchmark, lacks that key; no default replaces it.
+    If the size, or the score for a benchmark, is unknown, its key is left out; no default replaces it.
     """
     parts = [f"Model: {model.name}"]
     if size := model.params or (size_label(model.parameters) if model.parameters else ""):
@@ -59,7 +59,7 @@ def describe_strategy(qp: int, cp: int, bs: int) -> str:
 
 
 def strategy_mode(qp: int, cp: int, bs: int) -> str:
-    """Return the name of a search's width, determined by QP·CP/BS, the drafts of a step after the first."""
+    """Return the name of a search's mode, which depends on QP·CP/BS, the number of drafts per step after the first."""
     drafts = qp * cp / bs
     if drafts <= FAST_UP_TO:
         return "Fast-Inference"
@@ -70,7 +70,7 @@ def describe_action(action: Action, catalogue: Catalogue) -> str:
     """Return the text of an action, ready to be embedded.
 
     Raises:
-        CatalogueError: when the catalogue does not contain its model.
+        CatalogueError: The catalogue does not contain its model.
     """
     model = describe_model(catalogue.model(action.model))
     return SEPARATOR.join((model, describe_strategy(action.qp, action.cp, action.bs)))

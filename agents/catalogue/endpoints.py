@@ -1,4 +1,4 @@
-"""Where a model answers: in this product's own process, or at a server of its own, step by step or as a whole."""
+"""The endpoint of a model: in this process or on a server, which returns answers step by step or as a whole."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -22,33 +22,33 @@ _OF_EACH_REQUEST = {
     "seed": "give endpoint.seed",
     "stream": "a client's request decides",
 }
-"""Fields of a request that `extra_body` cannot hold, and what to do instead."""
+"""Fields of a request that `extra_body` must not contain, and what to do instead."""
 
 
 class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a model answers.
+    """Where and how a model is reached.
 
     Attributes:
-        kind: `in-process`: vLLM in the executor. `http`: vLLM's server, which continues a path step by step from token
-            ids. `chat`: any OpenAI-compatible `/v1/chat/completions`, which gives whole answers; the attributes from
-            `model` on are for it alone.
-        url: Base of the server, up to and without /v1.
-        served_name: The model's name at an http server, if it is not the checkpoint's.
-        model: Its name at a chat server.
-        key_env: Environment variable of the executor with the API key of a chat server.
-        headers: Sent with each request.
-        timeout_s: Longest wait for an answer.
-        context_tokens: Its longest prompt plus answer.
-        max_output_tokens: Its longest answer, reasoning included.
-        n: How many answers a query may have it give: the configurations on offer are (model, n, 1, 1).
+        kind: `in-process` for vLLM in the executor, `http` for vLLM's server, which continues a path step by step from
+            token ids, or `chat` for any OpenAI-compatible `/v1/chat/completions`, which gives whole answers. The
+            attributes from `model` on are only for `chat`.
+        url: Base URL of the server, without /v1.
+        served_name: The model's name on an http server, if it is not the checkpoint's.
+        model: The model's name on a chat server.
+        key_env: Environment variable of the executor that contains the API key of a chat server.
+        headers: Headers sent with each request.
+        timeout_s: Maximum seconds to wait for an answer.
+        context_tokens: Maximum tokens of prompt and answer together.
+        max_output_tokens: Maximum tokens of an answer, including reasoning.
+        n: Numbers of answers that a query may get; the available configurations are (model, n, 1, 1).
         native_n: Whether the server gives n answers to one request; if not, it is sent n requests.
-        seed: Whether requests have a seed. Not every server takes one.
-        stream: Whether an answer is streamed to a client that asks for it; false for servers that refuse
-            `stream_options`, or do not count the tokens of a stream.
+        seed: Whether requests have a seed. Not every server accepts one.
+        stream: Whether an answer is streamed to a client that asks for it. Set it to false for servers that refuse
+            `stream_options` or do not count the tokens of a stream.
         sampling: Whether a client's temperature, top_p, penalties and logit_bias are sent. Reasoning models of some
             providers refuse them.
-        max_tokens_field: What the server calls the bound on an answer's tokens.
-        extra_body: Further fields of each request, such as `temperature`, `reasoning_effort`, `chat_template_kwargs`.
+        max_tokens_field: The server's name for the bound on an answer's tokens.
+        extra_body: Further fields of each request, such as `temperature`, `reasoning_effort` or `chat_template_kwargs`.
     """
 
     kind: Literal["in-process", "http", "chat"] = "in-process"
@@ -69,7 +69,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     extra_body: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        """Refuse a server without an address, an address that would be ignored, and fields that do not fit the kind."""
+        """Reject a server without an address, an address that would be ignored, and fields that do not fit the kind."""
         if self.kind != "in-process" and not (self.url or "").startswith(("http://", "https://")):
             article = "an http" if self.kind == "http" else "a chat"
             raise ValueError(f"url is {self.url!r}: {article} endpoint needs one such as http://host:8000")
@@ -111,7 +111,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def of_chat(self) -> dict[str, Any]:
-        """Return the fields for kind chat alone that are not at their defaults, by name."""
+        """Return the fields that are only for kind chat and differ from their defaults, by name."""
         return {name: mine for name, usual in _OF_CHAT.items() if (mine := getattr(self, name)) != usual}
 
 
@@ -121,22 +121,22 @@ _OF_CHAT: dict[str, Any] = {
     if each.name not in ("kind", "url", "served_name")
 }
 
-# What a chat endpoint has in place of the settings of a model that is searched step by step.
+# A chat endpoint's settings, which replace those of a model that is searched step by step.
 
 STEPLESS = (
     "parallelism", "qp", "cp", "bs", "beam_size", "beams", "early_exit", "eta", "delimiter", "depth_limit",
     "step_tokens", "thinking",
 )  # fmt: skip
-"""What an entry may ask in vain of a model that answers as a whole."""
+"""Settings that do not apply to a model that answers as a whole, and are rejected in its entry."""
 
 
 def by_effort(entry: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries that an entry describes: one named NAME.EFFORT for each of its `efforts`, or itself.
+    """Return the entries that an entry stands for: one named NAME.EFFORT for each of its `efforts`, or itself.
 
-    An effort has the fields that it adds to `endpoint.extra_body`, and `max_tokens` for its `max_output_tokens`.
+    The fields of an effort are added to `endpoint.extra_body`, except `max_tokens`, which sets `max_output_tokens`.
 
     Raises:
-        InvalidField: `efforts` is not a mapping of names to fields, or the entry is not a chat endpoint.
+        InvalidField: `efforts` is not a mapping of names to fields, or the entry is not for a chat endpoint.
     """
     if "efforts" not in entry:
         return [entry]
@@ -159,10 +159,10 @@ def by_effort(entry: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def chat_entry(entry: dict[str, Any], endpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of a chat endpoint with sampling and engine as a search needs them: one step, the whole answer.
+    """Return the entry of a chat endpoint with the sampling and engine that make a search one step, the whole answer.
 
     Raises:
-        InvalidField: it asks for what a model without steps cannot do, or has nothing to follow costs from.
+        InvalidField: The entry has settings for steps, or neither a price nor an architecture.
     """
     for where, given in (("", entry), ("endpoint.", endpoint)):
         if wrong := [name for name in STEPLESS if name in given]:
@@ -191,6 +191,6 @@ def chat_entry(entry: dict[str, Any], endpoint: dict[str, Any]) -> dict[str, Any
 
 
 def _count(endpoint: dict[str, Any], name: str) -> int:
-    """Return a count of an endpoint; its default where it has none, or what is none."""
+    """Return a count in an endpoint's entry; the default if it is missing or not a positive integer."""
     given = endpoint.get(name)
     return given if isinstance(given, int) and given >= 1 else int(_OF_CHAT[name])

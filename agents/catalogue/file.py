@@ -1,7 +1,7 @@
-"""Catalogues and their entries, read from YAML. Every error names file, model, field and fix.
+"""Reads catalogues and their entries from YAML. Every error names file, model, field and fix.
 
-A file may refer to a family of checkpoints (`family: models/family.json`) instead of repeating their numbers: see
-`checkpoint.py`. A catalogue may also be written inline under `catalogue` in a deployment's configuration file.
+A file may refer to a family of checkpoints (`family: models/family.json`) instead of repeating their numbers (see
+`checkpoint.py`). A catalogue may also be written inline under `catalogue` in a deployment's configuration file.
 """
 
 import functools
@@ -37,8 +37,8 @@ T = TypeVar("T")
 _MADE = {"family": "train the family", "prior": "make it with `python -m experiments prior`"}
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's: ten times as fast
-    """YAML without duplicate keys; in YAML itself the last one wins."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's is ten times as fast
+    """YAML loader that rejects duplicate keys; PyYAML's own lets the last one win."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Return a mapping; reject duplicate keys."""
@@ -81,12 +81,12 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
     """Read a catalogue file.
 
     Args:
-        path: The YAML file. A relative path in it starts from the file's folder, or else from the nearest
-            folder above it that holds it (so `models/family.json` is found from `infra/catalogue/`).
-        version: The version the catalogue gets.
+        path: The YAML file. A relative path in it refers to the file's own folder, or else to the nearest folder
+            above it in which the path exists (so `models/family.json` is found from `infra/catalogue/`).
+        version: The version of the returned catalogue.
 
     Raises:
-        CatalogueError: naming the file, the model, the field and the fix.
+        CatalogueError: The catalogue is invalid. The message names the file, the model, the field and the fix.
     """
     entry, where = _read(path)
     for beside in CatalogueExtras._fields:
@@ -133,7 +133,7 @@ def beside_catalogue(path: Path) -> CatalogueExtras:
         path: The YAML file.
 
     Raises:
-        CatalogueError: naming the file and the field.
+        CatalogueError: A setting is invalid. The message names the file and the field.
     """
     content, where = _read(path)
     parallelism = content.get("parallelism", [])
@@ -147,10 +147,10 @@ def beside_catalogue(path: Path) -> CatalogueExtras:
 
 
 def states_cost_range(path: Path) -> bool:
-    """Return whether a catalogue file gives bounds of its costs; if not, they are derived.
+    """Return whether a catalogue file states bounds for its costs; if not, they are derived.
 
     Raises:
-        CatalogueError: the file cannot be read.
+        CatalogueError: The file cannot be read.
     """
     given = _read(path)[0].get("cost_range")
     return given is not None and not _unit_alone(given)
@@ -161,7 +161,7 @@ def _unit_alone(cost_range: Any) -> bool:
 
 
 def _cost_range(entry: dict[str, Any], models: list[Model], where: str) -> dict[str, Any]:
-    """Return the cost range that a catalogue leaves out, as a field of it; empty where it gives one."""
+    """Return the derived cost range as a field of the catalogue; empty if the catalogue states a cost range itself."""
     given = entry.get("cost_range")
     if given is not None and not _unit_alone(given):
         return {}
@@ -173,7 +173,7 @@ def _cost_range(entry: dict[str, Any], models: list[Model], where: str) -> dict[
     known = None if hardware is None else _convert(hardware, Hardware, f"{where}, field hardware")
     if (found := derived(models, known, unit)) is not None:
         return {"cost_range": found}
-    # Refused for what is missing, whatever the bounds are.
+    # Something is missing for which the catalogue will be rejected, whatever the bounds are.
     return {"cost_range": CostRange(low=1.0, high=2.0, unit=unit)}
 
 
@@ -182,7 +182,7 @@ class _Unit(Struct, forbid_unknown_fields=True):
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """Return a catalogue's content and location: a file of its own, or a configuration file."""
+    """Return a catalogue's content and location, read from its own file or from a configuration file."""
     content, where = read_yaml(path, "a catalogue file"), f"{path}"
     if "catalogue" in content:
         where = f"{path}, catalogue"
@@ -201,7 +201,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         what: What the file should be, for the message.
 
     Raises:
-        CatalogueError: it cannot be read, is not YAML, or is not a mapping of names to values.
+        CatalogueError: The file cannot be read, is not YAML, or is not a mapping of names to values.
     """
     try:
         content = deepcopy(_parsed(path.read_text(encoding="utf-8")))
@@ -224,7 +224,7 @@ def decode_objective(name: str, asked: Any) -> ObjectiveEntry:
     """Return an objective described in a deployment's settings.
 
     Raises:
-        CatalogueError: naming the objective, the field and the fix.
+        CatalogueError: The objective is invalid. The message names the objective, the field and the fix.
     """
     known = ("weights", "mean_cost", "accuracy")
     weights = asked.get("weights") if isinstance(asked, dict) else None
@@ -243,10 +243,10 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
 
     Args:
         entry: The entry as plain values.
-        where: The file or record it came from, for the message.
+        where: The file or record that contains the entry, for the message.
 
     Raises:
-        CatalogueError: naming where, the model, the field and the fix.
+        CatalogueError: The entry is invalid. The message names `where`, the model, the field and the fix.
     """
     place = f"{where}, model {entry.get('name')!r}"
     served, endpoint = _served(entry), entry.get("endpoint")
@@ -260,10 +260,10 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
 
 
 def with_list_price(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry with the list price of its model in place of `price: auto`.
+    """Return an entry in which the list price of its model replaces `price: auto`.
 
     Raises:
-        InvalidField: the model's price is not known, or it is not a hosted one.
+        InvalidField: The model's price is not known, or it is not a hosted model.
     """
     if entry.get("price") != "auto":
         return entry
@@ -287,7 +287,7 @@ def decode_verifier(entry: Mapping[str, Any], where: str) -> VerifierModel:
 
 
 def _served(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in the bytes of weights and cache from the served dtype if an entry does not state them."""
+    """Fill in the bytes per weight and per cached number from the served dtype if an entry does not state them."""
     served, engine = dict(entry), entry.get("engine", {})
     dtype = engine.get("dtype", EngineSettings().dtype) if isinstance(engine, dict) else None
     if isinstance(served.get("architecture"), dict) and isinstance(dtype, str) and dtype in DTYPE_BYTES:
@@ -322,14 +322,14 @@ def _entries(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _laid(entry: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Lay an entry over the defaults; a chat endpoint has no use for those of sampling, which are for steps."""
+    """Merge an entry over the defaults, except that a chat endpoint ignores defaults of `sampling`."""
     endpoint = _over(entry, defaults).get("endpoint")
     chats = isinstance(endpoint, dict) and endpoint.get("kind") == "chat"
     return _over(entry, {name: each for name, each in defaults.items() if not (chats and name == "sampling")})
 
 
 def _over(entry: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry merged over a base: its values win, and mappings are merged one level deep."""
+    """Merge an entry over a base. The entry's values win, and mappings are merged one level deep."""
     merged = {**base, **entry}
     for key, below in base.items():
         own = entry.get(key)
@@ -339,7 +339,7 @@ def _over(entry: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(family: list[dict[str, Any]], typed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge a catalogue's entries for a family's models over their checkpoints' entries; append its other models."""
+    """Merge a catalogue's entries for a family's models with those from the checkpoints; append its other entries."""
     said = {each.get("name"): each for each in typed}
     known = {each["name"] for each in family}
     laid = [_over(said.get(each["name"], {}), each) for each in family]

@@ -1,7 +1,7 @@
 """List prices of hosted models, for `price: auto`, from the package genai-prices.
 
-Its data have no date of their own: they are those of the pinned release. Prices that depend on the date or the hour are
-those of noon UTC on that day, so that every process reads the same ones, whenever it starts.
+Its data have no date of their own, so they have the date of the pinned release. Prices that depend on the date or the
+hour are those of noon UTC on that day, so every process reads the same prices whenever it starts.
 """
 
 from datetime import UTC, datetime
@@ -12,20 +12,20 @@ from schemas.prices import Prices
 
 RELEASE: Final = "0.2.3"
 AS_OF: Final = datetime(2026, 11, 10, 12, tzinfo=UTC)
-"""When that release was published."""
+"""When the pinned release was published."""
 
 SOURCE: Final = f"genai-prices {RELEASE} of {AS_OF:%Y-%m-%d}"
 
 
 def list_price(url: str, model: str) -> Prices:
-    """Return the list price of a hosted model. Where longer prompts cost more, it is that of the shortest.
+    """Return the list price of a hosted model. If longer prompts cost more, it is the price for the shortest ones.
 
     Args:
-        url: The address of its server, by which its provider is known.
-        model: Its name there. Behind a proxy, it begins with the provider: `openai/gpt-4o`.
+        url: The address of the model's server, which identifies the provider.
+        model: The model's name on that server. Behind a proxy, it begins with the provider, as in `openai/gpt-4o`.
 
     Raises:
-        InvalidField: the package is not installed, or does not know the provider, the model or a price of it.
+        InvalidField: The package is not installed, or does not know the provider, the model or one of its prices.
     """
     provider, _, name = model.partition("/")
     for found in (_stated(model, url=url), _stated(name, provider=provider) if name else None):
@@ -38,7 +38,7 @@ def list_price(url: str, model: str) -> Prices:
 
 
 def _stated(model: str, *, url: str | None = None, provider: str | None = None) -> Any:
-    """Return what the package states of a model; None if nothing."""
+    """Return the package's prices for a model; None if it does not know the model."""
     try:
         from genai_prices import Usage, calc_price  # takes 0.4 s, and not every deployment needs it
     except ModuleNotFoundError as error:
@@ -57,7 +57,7 @@ def _stated(model: str, *, url: str | None = None, provider: str | None = None) 
 
 
 def _base(price: Any) -> float | None:
-    """Return a price of the package, which may have tiers by the length of the prompt."""
+    """Return a price from the package, or its base if it has tiers by the length of the prompt."""
     found = getattr(price, "base", price)
     return float(found) if found else None
 

@@ -1,4 +1,4 @@
-"""The catalogue: the available models, the facts about each (Table 11, App. B.2), and their verifiers."""
+"""The catalogue: the available models, what is known about each (Table 11, App. B.2), and their verifiers."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ from schemas.prices import Prices, Rate
 # Errors of a catalogue, an objective or an action.
 #
 # UniscaleError
-# ├── CatalogueError      a catalogue file, family or change that cannot be used
+# ├── CatalogueError      a catalogue file, family or change that is invalid
 # ├── ObjectiveError      an objective that is unknown, or cannot be removed
 # └── ActionError         a configuration outside the rules or outside the space
 
@@ -29,14 +29,14 @@ class CatalogueError(UniscaleError):
 
 
 class ObjectiveError(UniscaleError):
-    """An objective named by a query does not exist, or cannot be changed this way."""
+    """An objective does not exist, or cannot be changed or removed as requested."""
 
 
 class ActionError(UniscaleError):
-    """A configuration violates the rules of Table 1, or is not in the space it was looked up in."""
+    """A configuration violates the rules of Table 1, or is not in the action space in question."""
 
 
-# Facts about a model: architecture (Table 11), anchors (App. B.2), sampling and endpoint.
+# Data about a model: architecture (Table 11), anchors (App. B.2), sampling and endpoint.
 #
 # Every struct here is frozen and rejects unknown fields; `file.py` fills them from files. All numbers that determine
 # cost (App. D.3) are in `Architecture`.
@@ -53,26 +53,26 @@ PRICE_FACTORS = (1e-12, 1e12)
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 NO_VERIFIER = "none"
-"""Written in place of a verifier's name where there is none."""
+"""Written instead of a verifier's name if there is no verifier."""
 
 
 class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row of Table 11, named as in Assumption D.5."""
 
-    parameters: Positive  # P, a count and not billions
+    parameters: Positive  # P, as a count, not in billions
     layers: Positive
     query_heads: Positive
     kv_heads: Positive
     head_dim: Positive
-    # prec_p, bytes a parameter; 0.5 for weights of 4 bits
+    # prec_p, bytes per parameter; 0.5 for 4-bit weights
     weight_bytes: Positive | Annotated[float, Meta(gt=0)] = 2
-    kv_bytes: Positive = 2  # prec_kv, bytes a cached number
-    # Of a mixture of experts, the parameters that one token uses: it costs what a dense model of this size costs
+    kv_bytes: Positive = 2  # prec_kv, bytes per cached number
+    # for a mixture of experts, the parameters that one token uses; it costs as much as a dense model of that size
     active_parameters: Positive | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def used_parameters(self) -> int:
-        """Return P as costs count it: the parameters that one token uses."""
+        """Return P as it counts for costs, which is the number of parameters that one token uses."""
         active = self.active_parameters
         return self.parameters if isinstance(active, msgspec.UnsetType) else active
 
@@ -90,7 +90,7 @@ class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class BenchmarkScore(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One benchmark score of a model, under the task-domain label its description prints."""
+    """One benchmark score of a model, under the task-domain label that the model's description uses."""
 
     label: Label
     score: Annotated[float, Meta(ge=0, le=100)]  # percent
@@ -101,12 +101,12 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling parameters. The paper does not state them, so they are recorded with every result."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)]
-    step_tokens: Positive  # at most this many new tokens a draft
+    step_tokens: Positive  # maximum new tokens per draft
     depth_limit: Positive  # the first H_max, in steps
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=0)] = 0  # 0: no limit
-    delimiter: Annotated[str, Meta(min_length=1)] = "\n\n"  # ends a step, kept in the text
-    thinking: bool = False  # the printed anchors of Qwen3-14B are those of the non-thinking mode
+    top_k: Annotated[int, Meta(ge=0)] = 0  # 0 for no limit
+    delimiter: Annotated[str, Meta(min_length=1)] = "\n\n"  # ends a step and stays in its text
+    thinking: bool = False  # the paper's anchors of Qwen3-14B are for the non-thinking mode
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,24 +114,24 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     dtype: Dtype = "bfloat16"
     context_tokens: Positive = 32_768
-    max_sequences: Positive = 64  # the widest step of the space is 64 drafts
+    max_sequences: Positive = 64  # the widest step has 64 drafts
     tensor_parallel: Positive = 1
-    kv_cache_bytes: Positive | None = None  # None: what vLLM takes
-    block_tokens: Positive | None = None  # None: vLLM's choice
+    kv_cache_bytes: Positive | None = None  # None leaves it to vLLM
+    block_tokens: Positive | None = None  # None leaves it to vLLM
 
 
 class ModelPrice(Prices, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The prices of an entry: `schemas.prices.Prices`, in which a catalogue may not mistype a name.
+    """The prices in a model's entry: `schemas.prices.Prices`, but with unknown fields rejected.
 
     Attributes:
-        source: Where they are from, with its date, if they were written as `auto`.
+        source: Where the prices are from, with its date, if the entry says `auto`.
     """
 
     source: str = ""
 
     @property
     def plain(self) -> Prices:
-        """Return them as records have them."""
+        """Return the prices in the form used in records."""
         return Prices(input=self.input, output=self.output, cached_input=self.cached_input)
 
 
@@ -139,26 +139,24 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A candidate model: a generator with everything needed to choose it, run it and compute its cost."""
 
     name: Name
-    # Hugging Face id, or a folder relative to the repository root; empty for a chat endpoint, which needs none
+    # Hugging Face id, or a folder relative to the repository root; a chat endpoint needs none
     checkpoint: str = ""
-    architecture: Architecture | None = (
-        None  # eFLOPs follow from it; so does the memory of a model in this process
-    )
+    architecture: Architecture | None = None  # determines eFLOPs, and the memory of a model in this process
     sampling: Sampling
-    params: LabelOrNone = ""  # nominal size as its description prints it; empty: derived from the count
-    group: Name = "default"  # the executor group that hosts it
+    params: LabelOrNone = ""  # nominal size in its description; empty to derive it from the count
+    group: Name = "default"  # the executor group that hosts the model
     endpoint: Endpoint = Endpoint()
     engine: EngineSettings = EngineSettings()
     anchors: tuple[BenchmarkScore, ...] = ()
-    price_factor: float = 1.0  # price of an eFLOP on it: a query's cost is its eFLOPs times this
-    price: ModelPrice | None = None  # prices of its tokens, in a deployment that counts in USD
-    grader: NamedGrader | None = None  # default grader of its answers; None: the catalogue's
-    verifier: Name | None = None  # verifier of its drafts, or none; None: the catalogue's
-    effort: str = ""  # the `reasoning_effort` of requests that it serves; empty: of any
-    capabilities: tuple[Capability, ...] = ()  # what its server takes and gives besides text
+    price_factor: float = 1.0  # price of an eFLOP: a query's cost is its eFLOPs times this factor
+    price: ModelPrice | None = None  # token prices, in a deployment that counts in USD
+    grader: NamedGrader | None = None  # default grader of its answers; None for the catalogue's
+    verifier: Name | None = None  # verifier of its drafts, or `none`; None for the catalogue's
+    effort: str = ""  # the `reasoning_effort` of requests that it serves; empty for any
+    capabilities: tuple[Capability, ...] = ()  # what its server supports besides text
 
     def __post_init__(self) -> None:
-        """Refuse a price factor out of range, unknown graders, duplicate anchors, and fields unfit for the endpoint."""
+        """Reject a price factor out of range, unknown graders, duplicate anchors, and fields unfit for the endpoint."""
         check_price_factor(self.price_factor)
         grader_of(self.grader)
         if self.endpoint.kind != "chat" and not self.checkpoint:
@@ -183,11 +181,11 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def parameters(self) -> int:
-        """Return its number of parameters; 0 if it is not known."""
+        """Return the number of parameters; 0 if it is unknown."""
         return self.architecture.parameters if self.architecture is not None else 0
 
     def honours(self, required: Collection[Requirement]) -> bool:
-        """Return whether it has what a request requires."""
+        """Return whether the model meets a request's requirements."""
         chats, sampled = self.endpoint.kind == "chat", self.endpoint.sampling
         lacking = {
             *WHOLE.difference(self.capabilities),
@@ -198,7 +196,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def rate(self) -> Rate:
-        """Return what it charges."""
+        """Return what the model charges: its token prices, or its price factor."""
         return self.price_factor if self.price is None else self.price.plain
 
     @property
@@ -220,13 +218,13 @@ class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: Name
     checkpoint: Annotated[str, Meta(min_length=1)]
     architecture: Architecture | None = None
-    family: Literal["skywork", "step-tags"]  # a value head and a sigmoid, or two labels a step tag
+    family: Literal["skywork", "step-tags"]  # a value head and a sigmoid, or two labels per step tag
     step_tags: StepTags | None = None
     endpoint: Endpoint = Endpoint()
     engine: EngineSettings = EngineSettings(context_tokens=4_096)
 
     def __post_init__(self) -> None:
-        """Refuse a step-tag verifier that does not say its tag, and one that would have to chat."""
+        """Reject a chat endpoint, a missing architecture, and step tags that do not fit the family."""
         if self.endpoint.kind == "chat":
             raise InvalidField(
                 "VerifierModel", "endpoint.kind", "is chat: a verifier scores; give in-process or http"
@@ -244,7 +242,7 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The hardware for which costs are computed."""
 
     name: Annotated[str, Meta(min_length=1)]
-    intensity: Annotated[float, Meta(gt=0)]  # I: peak FLOP/s over bytes/s of memory, FLOPs per byte
+    intensity: Annotated[float, Meta(gt=0)]  # I: peak FLOP/s over memory bytes/s, in FLOPs per byte
 
     def __post_init__(self) -> None:
         """Reject an intensity that is not a number."""
@@ -256,7 +254,7 @@ def check_price_factor(factor: float) -> None:
     """Reject an invalid price factor.
 
     Raises:
-        ValueError: It is not a number within PRICE_FACTORS.
+        ValueError: The factor is not a number within PRICE_FACTORS.
     """
     low, high = PRICE_FACTORS
     if not low <= factor <= high:  # NaN fails every comparison
@@ -266,7 +264,7 @@ def check_price_factor(factor: float) -> None:
 
 
 def size_label(parameters: int) -> str:
-    """Return a parameter count as a description prints it, to three digits.
+    """Return a parameter count in the form used in descriptions, to three digits.
 
     >>> [size_label(n) for n in (41_216, 999_600, 2_031_000, 14_770_000_000)]
     ['41.2K', '1M', '2.03M', '14.8B']
@@ -279,7 +277,7 @@ def size_label(parameters: int) -> str:
 
 
 def first_repeated(names: Iterable[str]) -> str | None:
-    """Return the first repeated name, or None."""
+    """Return the first name that repeats an earlier one; None if there is none."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -290,24 +288,26 @@ def first_repeated(names: Iterable[str]) -> str | None:
 
 # The catalogue: the available models, the verifier of each, and the hardware's FLOPs per byte.
 #
-# A file under `infra/catalogue/` becomes one frozen `Catalogue` (`file.py`). Adding or removing a model gives a new one
-# with a higher version, and each decision records the version it used.
+# `file.py` reads a file under `infra/catalogue/` into one frozen `Catalogue`. Adding or removing a model gives a new
+# catalogue with a higher version, and each decision records the version that it used.
 
 
 class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The models of the space, in the stable order in which actions are enumerated."""
+    """The available models, in the stable order in which actions are enumerated."""
 
     name: Name
-    hardware: Hardware | None = None  # for eFLOPs
-    verifier: Name  # the default one of `verifiers` for models that name none; or none
+    hardware: Hardware | None = None  # needed for eFLOPs
+    verifier: Name  # the verifier of models that name none, one of `verifiers` or `none`
     cost_range: CostRange  # normalises log C, until a control record changes it
     models: tuple[Model, ...]
     verifiers: tuple[VerifierModel, ...]
-    version: Annotated[int, Meta(ge=-1)] = -1  # offset in `control` of the last change; −1: the file alone
-    grader: NamedGrader | None = None  # if neither query nor model names one; None: `boxed-only`
+    version: Annotated[
+        int, Meta(ge=-1)
+    ] = -1  # offset in `control` of the last change; −1 for the file's content
+    grader: NamedGrader | None = None  # used if neither query nor model names one; None for `boxed-only`
 
     def __post_init__(self) -> None:
-        """Reject an empty catalogue, a duplicate name, an unknown grader, and an unknown verifier."""
+        """Reject an empty catalogue, duplicate names, unknown graders and verifiers, and models without costs."""
         grader_of(self.grader)
         if not self.models:
             raise ValueError("models is empty: a catalogue holds at least one")
@@ -327,12 +327,12 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def unit(self) -> CostUnit:
-        """Return the unit of all its costs."""
+        """Return the unit of all costs."""
         return self.cost_range.unit
 
     @property
     def _unpriced(self) -> str:
-        """Return what a catalogue in USD lacks; empty if nothing."""
+        """Return what is wrong with a catalogue whose costs are in USD; empty if nothing is."""
         for each in self.models:
             if each.price is None:
                 return (
@@ -345,7 +345,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def _uncounted(self) -> str:
-        """Return what a catalogue in eFLOPs lacks; empty if nothing."""
+        """Return what is wrong with a catalogue whose costs are in eFLOPs; empty if nothing is."""
         for each in self.models:
             if each.price is not None:
                 return (
@@ -376,13 +376,13 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def lacking(
         self, required: Sequence[Requirement], models: Collection[str] | None = None
     ) -> Requirement | None:
-        """Return the first requirement that, with those before it, none of some models has.
+        """Return the first requirement such that no allowed model meets it together with those before it.
 
-        None if one has all, or if the catalogue has none of them.
+        The result is None if a model meets all requirements, or if the catalogue has none of the allowed models.
 
         Args:
-            required: What a query requires.
-            models: Names of the models that it allows; None for all.
+            required: The query's requirements.
+            models: Names of the models that the query allows; None for all.
         """
         able = [each for each in self.models if models is None or each.name in models]
         for at, requirement in enumerate(required, 1):
@@ -392,7 +392,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def efforts(self) -> tuple[str, ...]:
-        """Return the reasoning efforts of its models, in catalogue order."""
+        """Return the reasoning efforts of the models, in catalogue order."""
         return tuple(dict.fromkeys(each.effort for each in self.models if each.effort))
 
     @property
@@ -403,46 +403,46 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """Return the environment variables that hold the API keys of its models."""
+        """Return the names of the environment variables that contain the API keys of the models."""
         return tuple(dict.fromkeys(each.endpoint.key_env for each in self.models if each.endpoint.key_env))
 
     @property
     def price_factors(self) -> dict[str, Rate]:
-        """Return the price factor of each model that has one other than 1; in USD, the prices of each model."""
+        """Return the price factor of each model whose factor is not 1; in USD, the prices of each model."""
         return {m.name: m.rate for m in self.models if m.rate != 1.0}
 
     @property
     def smallest(self) -> Model:
-        """Return the model with the fewest parameters: the one the TTS scenario scales."""
+        """Return the model with the fewest parameters, which is the one that the TTS scenario scales."""
         return min(self.models, key=lambda each: each.parameters or math.inf)
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all but version, prices, graders and capabilities; equal content has an equal digest.
+        """Return a digest of everything that can change a recorded search; equal content has an equal digest.
 
-        They do not change the searches in a recording.
+        Version, prices, graders and capabilities are left out.
         """
         plain = msgspec.to_builtins(msgspec.structs.replace(self, version=-1))
         for model in plain["models"]:
             del model["price_factor"], model["price"], model["grader"]
             del model["capabilities"], model["endpoint"]["sampling"]
-            if model["verifier"] is None:  # recordings exist from before an entry could name one
+            if model["verifier"] is None:  # there are recordings from before an entry could name a verifier
                 del model["verifier"]
             if not model["effort"]:
                 del model["effort"]
         del plain["grader"]
         for each in (*plain["models"], *plain["verifiers"]):
-            if (endpoint := each["endpoint"])["kind"] != "chat":  # nor had it the fields of that kind
+            if (endpoint := each["endpoint"])["kind"] != "chat":  # or could have the fields of that kind
                 each["endpoint"] = {name: endpoint[name] for name in ("kind", "url", "served_name")}
         content = msgspec.json.encode(plain, order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
 
     @property
     def cost_basis(self) -> dict[str, float | str]:
-        """Return everything that determines the eFLOPs of a search (App. D.3): hardware, verifiers in use, models.
+        """Return everything that determines the eFLOPs of a search (App. D.3): hardware, verifiers in use and models.
 
-        Catalogues with the same basis give equal traces of a model the same cost in eFLOPs. In USD, costs follow from
-        tokens and prices alone.
+        Under catalogues with the same basis, equal traces of a model have the same cost in eFLOPs. In USD, costs depend
+        only on tokens and prices.
         """
         if self.hardware is None or self.unit == "usd":
             return {"unit": self.unit}
@@ -465,7 +465,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def graders(self) -> dict[str, Grader]:
-        """Return the graders it names, by a description of whose they are."""
+        """Return the graders that the catalogue names, by a description of what each belongs to."""
         named = {"the catalogue": self.grader} | {f"model {each.name}": each.grader for each in self.models}
         return {where: grader for where, given in named.items() if (grader := grader_of(given)) is not None}
 
@@ -473,7 +473,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return a candidate model.
 
         Raises:
-            CatalogueError: when the catalogue does not contain it.
+            CatalogueError: The catalogue does not contain it.
         """
         for each in self.models:
             if each.name == name:
@@ -482,10 +482,10 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         raise CatalogueError(f"catalogue {self.name!r}: no model {name!r}; choose one of {known}, or add it")
 
     def verifier_named(self, name: str | None = None) -> VerifierModel:
-        """Return a verifier, by default the one that the catalogue names.
+        """Return a verifier, by default the catalogue's default verifier.
 
         Raises:
-            CatalogueError: when the catalogue does not contain it.
+            CatalogueError: The catalogue does not contain it.
         """
         wanted = self.verifier if name is None else name
         for each in self.verifiers:
@@ -500,7 +500,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return the verifier of a model; None if it has none.
 
         Raises:
-            CatalogueError: when the catalogue does not contain the model.
+            CatalogueError: The catalogue does not contain the model.
         """
         entry = self.model(model)
         name = self.verifier if entry.verifier is None else entry.verifier
@@ -508,32 +508,32 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def scoring(self) -> tuple[VerifierModel, ...]:
-        """Return the verifiers of any model, in catalogue order."""
+        """Return the verifiers that are used by some model, in catalogue order."""
         used = [self.verifier_of(name) for name in self.model_names]
         return tuple(each for each in self.verifiers if each in used)
 
     @property
     def verified(self) -> Verified:
-        """Return whether all models, healthy or not, share one verifier, some have one, or none has."""
+        """Return `all` if all models, healthy or not, share one verifier, `none` if none has one, otherwise `some`."""
         used = {None if each is None else each.name for each in map(self.verifier_of, self.model_names)}
         if used == {None}:
             return "none"
         return "all" if len(used) == 1 else "some"
 
     def scored_by(self, verifier: str) -> "Catalogue":
-        """Return the catalogue with another default verifier, or none, for models that do not name their own.
+        """Return the catalogue with a different default verifier, or none, for models that do not name their own.
 
         Raises:
-            CatalogueError: when the catalogue does not contain it.
+            CatalogueError: The catalogue does not contain the verifier.
         """
         name = verifier if verifier == NO_VERIFIER else self.verifier_named(verifier).name
         return msgspec.structs.replace(self, verifier=name)
 
     @property
     def overlong(self) -> dict[str, int]:
-        """Return the tokens of the longest path of each model whose paths may be too long for its verifier.
+        """Return, for each model whose paths may be too long for its verifier, the tokens of its longest path.
 
-        Of such a path only the last steps are read, as many as fit the verifier's context together with the question.
+        The verifier reads only as many of the last steps of such a path as fit its context together with the question.
         """
         found = {}
         for each in self.models:
@@ -551,7 +551,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             version: The new version, in production the change's offset in `control`; by default one higher.
 
         Raises:
-            CatalogueError: when the name is taken, or the version does not increase.
+            CatalogueError: The name is taken, or the version does not increase.
         """
         if model.name in self._names:
             raise CatalogueError(
@@ -561,10 +561,10 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self._changed((*self.models, model), version)
 
     def replace(self, model: Model, version: int | None = None) -> "Catalogue":
-        """Return the catalogue with an existing model's entry replaced, moved to the end as if new.
+        """Return the catalogue with an existing model's entry replaced and moved to the end, as if it were new.
 
         Raises:
-            CatalogueError: when it does not exist, or the version does not increase.
+            CatalogueError: The model does not exist, or the version does not increase.
         """
         before = self.model(model.name)
         return self._changed((*(each for each in self.models if each is not before), model), version)
@@ -573,7 +573,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return the catalogue without one model.
 
         Raises:
-            CatalogueError: when it does not exist or is the last one, or the version does not increase.
+            CatalogueError: The model does not exist or is the last one, or the version does not increase.
         """
         gone = self.model(name)
         if len(self.models) == 1:
@@ -583,11 +583,11 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self._changed(tuple(each for each in self.models if each is not gone), version)
 
     def with_rate(self, name: str, rate: Rate, version: int | None = None) -> "Catalogue":
-        """Return the catalogue with another price factor, or other prices, for a model, which keeps its position.
+        """Return the catalogue with a new price factor, or new prices, for a model, which keeps its position.
 
         Raises:
-            CatalogueError: when the model does not exist, the rate is out of range or in the other unit, or the version
-                does not increase.
+            CatalogueError: The model does not exist, the rate is out of range or in the other unit, or the version does
+                not increase.
         """
         before = self.model(name)
         try:
@@ -603,10 +603,10 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self._changed(tuple(after if each is before else each for each in self.models), version)
 
     def unchanged(self, version: int) -> "Catalogue":
-        """Return the same models under a later version.
+        """Return the catalogue with the same models and a later version.
 
         Raises:
-            CatalogueError: when the version does not increase.
+            CatalogueError: The version does not increase.
         """
         return self._changed(self.models, version)
 

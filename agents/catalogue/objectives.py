@@ -1,7 +1,7 @@
 """Objectives: named reward weights (App. B.3), targets, and the cost range that normalises log C.
 
-The paper gives w₁ = w₂ for each of its four modes; any other convex weights are possible. It does not say where the
-minimum and maximum of log C come from; here all objectives share them, and they are versioned together.
+The paper has w₁ = w₂ in each of its four modes, but any convex weights are possible. It does not say where the minimum
+and maximum of log C come from. Here all objectives share them, and they have a version of their own.
 """
 
 from collections.abc import Mapping
@@ -26,15 +26,15 @@ CAREFUL = "careful"
 """As cheap as possible at 98 % of the achievable accuracy. Not from the paper."""
 
 ACCURACY_ONLY = Weights(correct=1.0)
-"""The reward under a shadow price λ: accuracy minus λ·cost. Score and log cost have no weight."""
+"""Weights for a reward with a shadow price λ, which is accuracy minus λ·cost. Score and log cost have no weight."""
 
 
 @dataclass(frozen=True)
 class MeanCost:
-    """As accurate as possible at this mean cost per query.
+    """The goal of being as accurate as possible at a given mean cost per query.
 
     Attributes:
-        cost: The mean cost, above zero, in the deployment's unit.
+        cost: The mean cost, above 0, in the deployment's unit.
     """
 
     cost: float
@@ -42,10 +42,10 @@ class MeanCost:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """As cheap as possible at this share of the accuracy that is predicted to be achievable.
+    """The goal of being as cheap as possible at a given share of the accuracy that is predicted to be achievable.
 
     Attributes:
-        share: Above 0, at most 1.
+        share: The share, above 0 and at most 1.
     """
 
     share: float
@@ -55,7 +55,7 @@ Goal: TypeAlias = Weights | MeanCost | Accuracy
 
 
 def goal_of(asked: Query | ObjectiveEntry) -> Goal | None:
-    """Return the goal in a query or a control record; None if it has none."""
+    """Return the goal stated by a query or a control record; None if it states none."""
     if asked.mean_cost is not None:
         return MeanCost(asked.mean_cost)
     if asked.accuracy is not None:
@@ -68,10 +68,10 @@ class Objectives:
     """The objectives that queries may name.
 
     Attributes:
-        cost_range: The bounds of log C, for all of them.
-        named: The goal of each name: weights, a mean cost or an accuracy.
+        cost_range: The bounds of log C, shared by all objectives.
+        named: The goal of each objective by name: weights, a mean cost or an accuracy.
         default: The objective of a query without one.
-        versions: Offset in `control` of the last change of each name; absent for the deployment's own.
+        versions: Offset in `control` of the last change of each name; absent for names that never changed.
         range_version: Offset in `control` of the last change of the cost range.
     """
 
@@ -89,14 +89,14 @@ class Objectives:
             )
 
     def set(self, name: str, goal: Goal, version: int) -> "Objectives":
-        """Return the objectives with one added or replaced."""
+        """Return the objectives with one of them added or replaced."""
         return replace(self, named={**self.named, name: goal}, versions={**self.versions, name: version})
 
     def remove(self, name: str, version: int) -> "Objectives":
-        """Return the objectives without one.
+        """Return the objectives without one of them.
 
         Raises:
-            ObjectiveError: when it is the default, which queries may still use.
+            ObjectiveError: It is the default, which queries may still use.
         """
         if name == self.default:
             raise ObjectiveError(f"objective {name!r} is the default; set another default first")
@@ -104,10 +104,10 @@ class Objectives:
         return replace(self, named=left, versions={**self.versions, name: version})
 
     def within(self, cost_range: CostRange, version: int) -> "Objectives":
-        """Return the objectives under another cost range.
+        """Return the objectives with a new cost range.
 
         Raises:
-            ObjectiveError: when it is in another unit than the deployment's costs.
+            ObjectiveError: The unit of the range is not that of the deployment's costs.
         """
         if cost_range.unit != self.cost_range.unit:
             why = f"cost range is in {cost_range.unit}, but costs are in {self.cost_range.unit}; give it in the latter"
@@ -117,10 +117,10 @@ class Objectives:
     def of(self, query: Query) -> ObjectiveInForce:
         """Return the objective of a query: its own goal, the objective it names, or the default.
 
-        The decider fills in the shadow price of a goal by mean cost or accuracy.
+        The decider fills in the shadow price if the goal is a mean cost or an accuracy.
 
         Raises:
-            ObjectiveError: when it names an unknown one.
+            ObjectiveError: The query names an unknown objective.
         """
         if (goal := goal_of(query)) is not None:
             return self._in_force(goal, None, self.range_version)
@@ -130,7 +130,7 @@ class Objectives:
         """Return an objective with the current cost range.
 
         Raises:
-            ObjectiveError: when it does not exist.
+            ObjectiveError: It does not exist.
         """
         if name not in self.named:
             raise ObjectiveError(

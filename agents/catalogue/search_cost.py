@@ -1,12 +1,12 @@
 """Cost of a search in equivalent FLOPs (UniScale App. D.3): prefill + Σ_j (decoding + verification).
 
-eFLOPs = floating-point operations + intensity × bytes moved. Closed form over the trace of a search, independent of its
-text. Our readings where the appendix is ambiguous:
+eFLOPs = floating-point operations + intensity × bytes moved. The cost is a closed form over the trace of a search and
+does not depend on its text. Our readings where the appendix is ambiguous:
 
 - the verifier's cost is computed from its own architecture and the *generator's* token counts;
-- weights are loaded once per decoding position for the generator, once per step for the verifier;
+- weights are loaded once per decoding position for the generator and once per step for the verifier;
 - cached keys and values are read once per branch and position (prefix sharing saves memory, not reads);
-- a single chain of thought is verified too, because the reward needs its score.
+- a single chain of thought is also verified, because the reward needs its score.
 """
 
 import math
@@ -21,24 +21,24 @@ INTENSITY = 156.0
 
 
 class DraftNumbers(Protocol):
-    """The fields of a draft that determine its cost: one row of a trace, or a node of a forest."""
+    """The fields of a draft (a row of a trace or a node of a forest) that determine its cost."""
 
     @property
     def parent(self) -> int:
-        """Index of the draft it continues, -1 at the root."""
+        """Index of the draft that it continues; -1 for a first step."""
 
     @property
     def tokens(self) -> int:
-        """ΔL: tokens generated in this step."""
+        """ΔL, the number of tokens generated in this step."""
 
     @property
     def score(self) -> float | None:
-        """The verifier's score; None if the draft was never verified, which then costs nothing."""
+        """The verifier's score; None if the draft was never verified, so that verification costs nothing."""
 
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """Operations and bytes moved of one phase of a search: one term of its cost."""
+    """Operations and bytes moved in one phase of a search, which are one term of its cost."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -54,7 +54,7 @@ class PhaseCost:
 
 @dataclass(frozen=True)
 class SearchCost:
-    """The cost of one search with its parts. All in eFLOPs except where the name says otherwise."""
+    """The cost of one search with its parts, in eFLOPs except where the name says otherwise."""
 
     prefill: PhaseCost
     decoding: PhaseCost
@@ -63,7 +63,7 @@ class SearchCost:
 
     @property
     def eflops(self) -> float:
-        """C_UIS."""
+        """C_UIS, the total cost of the search."""
         return (self.prefill + self.decoding + self.verification).eflops(self.intensity)
 
     @property
@@ -98,14 +98,14 @@ def search_cost(
 
     Args:
         prompt_tokens: L_in, tokens of the rendered prompt; at least 1.
-        drafts: Every draft of the search, kept or not, a parent before its children. Drafts of one depth are
-            one step: they are decoded as one batch.
+        drafts: Every draft of the search, kept or not, each parent before its children. Drafts of the same depth are
+            one step, decoded as one batch.
         generator: Architecture of the model that drafts.
         verifier: Architecture of the model that scores.
         intensity: I, FLOPs per byte of the hardware.
 
     Raises:
-        ValueError: for an empty prompt, a negative count, or a parent that does not precede its child.
+        ValueError: The prompt is empty, a count is negative, or a parent does not precede its child.
     """
     if prompt_tokens < 1:
         raise ValueError(f"prompt_tokens is {prompt_tokens}: a search has a prompt of at least one token")
@@ -128,8 +128,8 @@ def prefill(prompt_tokens: int, model: Architecture) -> PhaseCost:
 def decode_step(branches: Sequence[tuple[int, int]], model: Architecture) -> PhaseCost:
     """Return the cost of one step's decoding (Prop. D.14).
 
-    Σ_n b(n)·L̄(n) is the number of (branch, position) contexts read: Σ over branches of ΔL·L_init +
-    ΔL(ΔL+1)/2.
+    Σ_n b(n)·L̄(n) is the number of (branch, position) contexts read, which is the sum over branches of
+    ΔL·L_init + ΔL(ΔL+1)/2.
 
     Args:
         branches: (L_init, ΔL) of every draft of the step.
@@ -145,10 +145,10 @@ def decode_step(branches: Sequence[tuple[int, int]], model: Architecture) -> Pha
 
 
 def verify_step(final_tokens: Sequence[int], model: Architecture) -> PhaseCost:
-    """Return the cost of scoring one step's drafts, each read whole (Prop. D.15).
+    """Return the cost of scoring one step's drafts, each read from its beginning (Prop. D.15).
 
     Args:
-        final_tokens: L_final of every draft that is scored.
+        final_tokens: L_final of each draft that is scored.
         model: The verifier.
     """
     if not final_tokens:
@@ -194,5 +194,5 @@ def _weights(model: Architecture) -> float:
 
 
 def _kv_bytes(model: Architecture) -> float:
-    """Bytes of keys and values of one position: f_a_mem(1, 1)."""
+    """Return the bytes of the keys and values of one position, f_a_mem(1, 1)."""
     return 2 * model.layers * model.kv_heads * model.head_dim * model.kv_bytes

@@ -1,7 +1,7 @@
-"""The decider: Context in, Decision out; Reward in, learning.
+"""The decider turns Contexts into Decisions and learns from Rewards.
 
 decider    decisions and learning, record by record
-categories what a request shows besides its text
+categories properties of a request besides its text
 rows       the rows of the learner's log
 rewards    how a reward changes the row of its decision
 fold       from rows to policy state

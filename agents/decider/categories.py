@@ -1,4 +1,4 @@
-"""What a request shows besides its text, as categories `key=value` from closed lists."""
+"""Categories of a request: its properties besides the text, as `key=value` with values from closed lists."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from schemas.query import GATEWAY, Query
 from schemas.record import MAX_NAME
 
 MOST_VALUES: Final = 64
-"""Maximum number of values over all keys: each has as many coefficients as there are models, and some more."""
+"""Maximum number of values over all keys. Each value adds at least one coefficient per model."""
 
 OWN: Final = "request."
-"""Prefix of the categories that every request shows; no key of metadata may start with it."""
+"""Prefix of the categories that are derived from the request itself; no metadata key may start with it."""
 
 
 class ContextKeysRefused(UniscaleError, ValueError):
-    """The keys cannot be used. The message names the key and says what to write instead."""
+    """The configured keys cannot be used. The message names the key and says what to write instead."""
 
 
 @dataclass(frozen=True)
 class ContextKeys:
-    """The keys of a Query's metadata from which the policy learns, each with its possible values.
+    """The metadata keys of a Query from which the policy learns, with the possible values of each.
 
     Attributes:
-        values: The values of each key. Any other value shows nothing: nobody's traffic can extend the lists.
+        values: The possible values of each key. Any other value is ignored, so traffic cannot extend the lists.
     """
 
     values: Mapping[str, tuple[str, ...]]
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ContextKeys:
-        """Return the keys of a configuration.
+        """Check the keys of a configuration and return them.
 
         Raises:
             ContextKeysRefused: A key or value is unsuitable, or there are too many values.
@@ -51,7 +51,7 @@ class ContextKeys:
         return cls({key: tuple(values) for key, values in given.items()})
 
     def of_metadata(self, metadata: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the categories that metadata shows."""
+        """Return the categories found in a query's metadata."""
         return tuple(
             f"{key}={metadata[key]}" for key, values in self.values.items() if metadata.get(key) in values
         )
@@ -61,7 +61,7 @@ NO_KEYS: Final = ContextKeys({})
 
 
 def categories_of(query: Query, keys: ContextKeys) -> tuple[str, ...]:
-    """Return the categories that a query shows: its own, then those of its metadata. The usual case shows none."""
+    """Return a query's categories, usually none: those of the request itself, then those of its metadata."""
     needs = query.required
     turns = 1 if query.messages is None else sum(message.role == "user" for message in query.messages)
     tools = 0 if query.options is None else len(query.options.tools)

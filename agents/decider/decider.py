@@ -1,4 +1,4 @@
-"""The decider: Context in, Decision out; Reward in, learning (Alg. 1); AttemptFailed in, what follows it out."""
+"""The decider: turns a Context into a Decision, learns from a Reward (Alg. 1), and acts on an AttemptFailed."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class Decided:
     """The result for one Context: a Decision to send, or the error for its dead letter.
 
     Attributes:
-        value: The Decision's bytes; None with an error, or if the query has ended and its row has left the log.
-        group: The executor group that also gets it, besides the topic `action-decision`.
-        row: Key and value to write before sending; None if the row exists already (a redelivery).
+        value: The Decision's bytes; None on an error, or if the query has ended and its row has left the log.
+        group: The executor group that gets the Decision in addition to the topic `action-decision`.
+        row: Key and value of the row to write before sending; None if the row already exists (a redelivery).
     """
 
     query_id: str
@@ -91,8 +91,9 @@ class Learned:
     """The result for one Reward: rows to write, nothing, or the error for its dead letter.
 
     Attributes:
-        rows: The new row of its query. If a call has refitted the policy, the estimates follow the last changed row.
-        ended: Attempts whose rows have ended.
+        rows: The query's changed rows. If the call refitted the policy, the last result with rows also has the
+            estimates.
+        ended: Names of the attempts whose rows have ended.
     """
 
     query_id: str
@@ -127,7 +128,7 @@ def reject_ended(context: QueryContext, place: tuple[int, int]) -> Decided:
 
 
 Timer = Callable[[], float]
-"""Returns seconds that never go backwards."""
+"""Returns monotonic time in seconds."""
 
 # From Context records to Decisions, each with its row of the learner's log.
 #
@@ -161,7 +162,7 @@ class DecisionEnvironment:
         """Return the indices of the actions that a query may choose from.
 
         Raises:
-            ActionError: Pin, allowed models, what the query requires and running executors together leave no action.
+            ActionError: The query's pin, allowed models and requirements, and the running executors, leave no action.
         """
         pinned, allowed = query.pinned, query.allowed_models
         asked = {pinned.model} if pinned is not None else set(allowed or ())
@@ -198,7 +199,7 @@ class DecisionEnvironment:
         return last.action if last.action in {self.space[i].id for i in self.choices(record.query)} else ""
 
     def required(self, query: Query) -> tuple[Requirement, ...]:
-        """Return what a query needs of its configuration, without greedy sampling if none on offer draws one sample."""
+        """Return a query's requirements, without greedy sampling if no available action draws a single sample."""
         needs = query.required
         if "greedy" not in needs:
             return needs
@@ -208,7 +209,7 @@ class DecisionEnvironment:
         return needs if single else tuple(each for each in needs if each != "greedy")
 
     def unable_models(self, query: Query) -> tuple[str, ...]:
-        """Return the models that do not have what a query requires."""
+        """Return the models that lack something the query requires."""
         if not (needs := query.required):
             return ()
         catalogue = self.control.catalogue
@@ -219,7 +220,7 @@ class DecisionEnvironment:
         return () if self.living is None else tuple(m for m in self.space.models if m not in self.living)
 
     def short_models(self, query: Query) -> frozenset[str]:
-        """Return the models whose context may be too short for a question and its answer; none if all are."""
+        """Return the models whose context may be too short for a question and its answer; empty if no other is left."""
         if query.pinned is not None:
             return frozenset()
         size, catalogue = len(query.question.encode()), self.control.catalogue
@@ -244,8 +245,8 @@ class DecisionEnvironment:
 
 
 _TOKEN_BYTES: Final = 3
-"""Bytes of a question per token of a context. Prose has four or five per token, code and most other scripts three; the
-rest leaves room for an answer."""
+"""Bytes of a question allowed per token of context. Prose has four or five bytes per token, code and most other scripts
+three; the difference leaves room for an answer."""
 
 
 def decisions(
@@ -269,25 +270,25 @@ def decisions(
     Args:
         policy: The policy. It is not updated with its choices here.
         asked: New Contexts with their origins, in offset order.
-        environment: The current choices.
+        environment: Catalogue, objectives and living executors.
         seq: Sequence number of the first Decision; those of the others follow.
         clock: Number of decisions before the first.
         seed: The decider's seed.
         encoder: Id of the encoder of the action vectors; empty accepts any.
-        price_factors: What each model charges, as known to the policy; 1 for an eFLOP on those not listed.
+        price_factors: What each model charges, as known to the policy; a model not listed charges 1 per eFLOP.
         limit: Maximum bytes of a row.
-        timer: Measures how long they take, which each Decision records.
-        before: What further attempts at their queries take over; None for first ones.
-        baseline: The action to take while the policy knows of no answer whether it is right; empty for none.
-        sessions: The last turns of sessions.
+        timer: Measures how long the choice takes; each Decision records this time.
+        before: What further attempts inherit from earlier ones; None for first attempts.
+        baseline: The action to take until the policy has learned from a graded answer; empty for none.
+        sessions: The last turn of each session.
 
     Raises:
-        UniscaleError: One of them must be rejected, whatever the others are.
+        UniscaleError: One of the Contexts must be rejected, regardless of the others.
     """
     began_s = timer()
     shadow_price = (
         cache(policy.pacer.shadow_price) if policy.pacer else None
-    )  # made from one state, so the same for all
+    )  # all decisions are made from one state, so they share it
     attempt = 1 if before is None else before.decision.attempt + 1
     objectives = [
         in_force(record, environment, policy.name, shadow_price)
@@ -353,13 +354,13 @@ def in_force(
 
     Args:
         record: The Context.
-        environment: The known objectives.
+        environment: Contains the known objectives.
         policy: The policy's name.
-        shadow_price: Its pacer's λ for a target; None if it has no pacer.
+        shadow_price: Returns the pacer's λ for a target; None if the policy has no pacer.
 
     Raises:
-        ObjectiveError: It names an objective that does not exist.
-        UnservedObjective: It has a target, and the policy does not support targets.
+        ObjectiveError: The query names an objective that does not exist.
+        UnservedObjective: The objective has a target, and the policy does not support targets.
     """
     objective = environment.control.objectives.of(record.query)
     check_budget(record.query, objective.cost_range.unit)
@@ -372,10 +373,10 @@ def in_force(
 
 
 def check_budget(query: Query, unit: CostUnit) -> None:
-    """Reject a budget in another unit than costs, because it cannot be enforced.
+    """Reject a budget whose unit is not that of costs, because it cannot be enforced.
 
     Raises:
-        InvalidField: naming the field and the fix.
+        InvalidField: The budget is in the other unit. The message names the field and the fix.
     """
     other: CostUnit = "eflops" if unit == "usd" else "usd"
     if query.budget is not None and getattr(query.budget, other) is not None:
@@ -392,20 +393,20 @@ def context_of(
     baseline: str = "",
     kept: str = "",
 ) -> Context:
-    """Return a Context as input of the policy.
+    """Return the policy's input for a Context record.
 
     Args:
         record: The record.
-        environment: The current choices.
+        environment: Catalogue, objectives and living executors.
         encoder: Id of the encoder of the action vectors; empty accepts any.
-        surface: Whether surface counts of the question follow the embedding.
-        attempt: Which attempt at the query is to be decided.
-        baseline: As of `decisions`.
-        kept: The configuration that it keeps from its session; empty if it is decided freely.
+        surface: Whether to append surface counts of the question to the embedding.
+        attempt: Number of the attempt at the query, 1 for the first.
+        baseline: As for `decisions`.
+        kept: The configuration that the query keeps from its session; empty if the choice is free.
 
     Raises:
-        InvalidObservation: The embedding comes from another encoder.
-        ActionError: Pin, allowed models and running executors together leave no action.
+        InvalidObservation: The embedding comes from a different encoder.
+        ActionError: No action is left for the query; see `DecisionEnvironment.choices`.
     """
     if encoder and record.encoder != encoder:
         fix = f"embed the query with {encoder!r}"
@@ -444,13 +445,13 @@ def decision_of(
         record: The Context.
         choice: The policy's choice.
         objective: The current objective.
-        environment: The choices at the time.
+        environment: Catalogue, objectives and living executors at the time.
         policy: The policy's name.
         seq: Sequence number among decisions and updates.
         seed: The decider's seed, from which the query's seed derives.
-        price_factors: What each model charges, as the policy knew it; 1 for an eFLOP on those not listed.
-        decide_s: Seconds taken by the choice.
-        before: What a further attempt takes over.
+        price_factors: What each model charges, as the policy knew it; a model not listed charges 1 per eFLOP.
+        decide_s: Seconds that the choice took.
+        before: What a further attempt inherits from the one before; None for a first attempt.
         features: The request's categories.
     """
     attempt = 1 if before is None else before.decision.attempt + 1
@@ -506,9 +507,9 @@ def decision_of(
 
 
 def seed_of(seed: int, query: Query, attempt: int = 1) -> int:
-    """Return the seed of a query, from which those of its steps and paths derive: from the client's seed, or its id.
+    """Return the seed of an attempt, from which the seeds of its steps and paths derive.
 
-    Each attempt has its own.
+    It depends on the decider's seed, the client's seed (or the query's id if the client gave none) and the attempt.
 
     >>> first, second = Query(query_id="q-1", text="Hm?", seed=7), Query(query_id="q-2", text="Hm?", seed=7)
     >>> seed_of(0, first) == seed_of(0, second) != seed_of(1, first)
@@ -533,7 +534,7 @@ Rows = Callable[[str], bytes | None]
 
 
 def untimed() -> float:
-    """A timer that measures nothing, used if decisions are not timed."""
+    """Return 0. This is the timer when decisions are not timed."""
     return 0.0
 
 
@@ -546,7 +547,7 @@ class Decider:
         rules: How to learn from a reward without correctness.
         seed: Seed of every random choice.
         encoder: Id of the encoder of the action vectors; a Context from another encoder is rejected. Empty accepts any.
-        unit: Unit of costs; a log or a prior in the other one is rejected.
+        unit: Unit of costs; a log or a prior in the other unit is rejected.
         limit: Maximum bytes of a row. A Context whose row could exceed it is rejected before it is decided. The
             Decision is part of the row, so it fits as well.
 
@@ -554,8 +555,8 @@ class Decider:
         seq: Next sequence number of decisions and updates.
         clock: Number of decisions.
         offered: Ids of the available actions.
-        price_factors: What each model charges; 1 for an eFLOP on those left out.
-        baseline: The action to take while the policy knows of no answer whether it is right; empty for none.
+        price_factors: What each model charges; a model not listed charges 1 per eFLOP.
+        baseline: The action to take until the policy has learned from a graded answer; empty for none.
         prior: SHA-256 of the prior that the log started from; empty for none.
         shares: The tenants of the latest outcomes.
         sessions: The last turns of sessions.
@@ -592,12 +593,12 @@ class Decider:
     ) -> list[tuple[bytes, bytes]]:
         """Offer exactly these actions; return the new rows, which must be written before deciding.
 
-        An action keeps the vector of its first appearance, because every x in A was made with it.
+        An action keeps the vector of its first appearance, because every x in A was computed with it.
 
         Args:
             actions: The actions to offer.
-            price_factors: What each model charges; 1 for an eFLOP on those left out.
-            baseline: The action to take while nobody has said of any answer whether it is right; empty for none.
+            price_factors: What each model charges; a model not listed charges 1 per eFLOP.
+            baseline: The action to take until the policy has learned from a graded answer; empty for none.
         """
         first = not self.actions
         rows = []
@@ -698,10 +699,10 @@ class Decider:
         attempts: int,
         timer: Timer = untimed,
     ) -> list[Followed]:
-        """End the row of each attempt that failed, and decide again for its query, given what failed.
+        """End the row of each failed attempt, and decide again for its query without the models that failed.
 
         Args:
-            failures: What failed, in offset order.
+            failures: The failures, in offset order.
             rows: The table.
             environment: Catalogue, objectives and living executors.
             attempts: Maximum attempts at a query.
@@ -767,7 +768,7 @@ class Decider:
             cost_basis: The cost basis of these actions; None accepts any.
 
         Raises:
-            PriorRefused: It does not fit; nothing has changed.
+            PriorRefused: The prior does not fit this learner; nothing has changed.
             CorruptState: The bytes are damaged, or the log is not empty.
         """
         if self.seq or self.actions:
@@ -837,7 +838,7 @@ class Decider:
         return results
 
     def _estimated(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return rows with the policy's estimates since the last call."""
+        """Return the rows of the estimates that the policy has made since the last call."""
         size = min(REFIT_BYTES, self.limit // 2)
         found = [
             row
@@ -850,7 +851,7 @@ class Decider:
     def _applied(
         self, reward: Reward, offset: int, newer: Mapping[str, Row], rows: Rows, seq: int
     ) -> tuple[Verdict, list[Move]]:
-        """Return the verdict on a reward, and the rows it changes: that of its attempt, and those of later ones."""
+        """Return the verdict on a reward, and its changes to the rows of its attempt and of later attempts."""
         query_id, attempt = reward.query_id, reward.attempt
         name = attempt_id(query_id, attempt)
         row = newer.get(name) or self._row(name, rows)
@@ -860,7 +861,7 @@ class Decider:
             self._checked(row)
             verdict, move = applied(row, reward, offset, seq, self.rules, self.shares)
             moves += [] if move is None else [move]
-        # A search that ran twice may answer although it had failed: then the attempt that followed has nothing to end.
+        # A search that ran twice may have failed once and answered once. The attempt after the failure is then void.
         while reward.closes:
             attempt += 1
             name = attempt_id(query_id, attempt)
@@ -884,7 +885,7 @@ class Decider:
             return Followed(query_id, encode(decision), decision.group)
         row = self._row(attempt_id(query_id, attempt), rows)
         if row is None:
-            # A log that was reset does not know the query, which must end all the same.
+            # A log that was reset has no row for the query, but the query must still end.
             return Followed(query_id, answer=None if self.ended.find(query_id) else record.answer)
         if row.failure_offset == failure.offset:
             return Followed(query_id, answer=record.answer)
@@ -934,7 +935,7 @@ class Decider:
         timer: Timer,
         before: Before | None = None,
     ) -> list[tuple[Decided, Row]]:
-        """Return what `decisions` makes of the present state, without changing it."""
+        """Return what `decisions` returns for the current state, without changing the state."""
         return decisions(
             self.policy,
             asked,
@@ -964,6 +965,6 @@ class Decider:
             raise CorruptState(f"row {row.query_id!r} action", row.action, "an action row of that id")
 
     def _tell(self, moves: Sequence[Move]) -> None:
-        """Update the policy in order, batching runs of one kind."""
+        """Update the policy in order, batching consecutive moves of the same kind."""
         for kind, group in groupby(moves, key=attrgetter("what")):
             tell(self.policy, kind, [move.row for move in group])

@@ -1,7 +1,7 @@
-"""What follows an attempt that failed: its row ends, and another model is chosen for its query, if any can answer.
+"""Failed attempts: the attempt's row ends, and another model is chosen for the query if any can answer.
 
-The executor writes AttemptFailed and no Answer; the decider alone follows it. So there is one next Decision, or the
-Answer that the record carries, and the row says which: redelivered, the record leads to the same.
+The executor writes an AttemptFailed instead of an Answer, and only the decider acts on it. The result is either one
+further Decision or the Answer that the record carries. The row says which, so a redelivered record has the same result.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ERROR: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An AttemptFailed, with what the decider needs to know to follow it.
+    """An AttemptFailed with what the decider needs to know to act on it.
 
     Attributes:
         record: The record.
         offset: Its offset in its topic.
-        context: The Context of its query; None if its topic has it no longer.
+        context: The Context of its query; None if the topic no longer has it.
         cost: Cost of the attempt, in the unit of its objective; None if nothing ran or the cost is unknown.
         in_time: Whether its query has time left for a search.
     """
@@ -56,8 +56,8 @@ class Followed:
     Attributes:
         query_id: The query's id.
         value: The next Decision's bytes.
-        group: The executor group that also gets it.
-        answer: The Answer, where there is no next Decision.
+        group: The executor group that gets the Decision in addition to its topic.
+        answer: The Answer that ends the query; None if there is a next Decision.
         rows: Rows to write first; none for a record that was delivered before.
     """
 
@@ -71,7 +71,7 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a further attempt takes over from the one before.
+    """What a further attempt inherits from the one before.
 
     Attributes:
         decision: Its Decision, whose objective and cohort stay in force.
@@ -83,7 +83,7 @@ class Before:
 
     @classmethod
     def of(cls, decision: Decision, failure: Failure) -> Before:
-        """Return it for a Decision and how its attempt failed."""
+        """Build it from a Decision and the failure of its attempt."""
         answer = failure.record.answer
         attempt = EarlierAttempt(
             attempt=decision.attempt,
@@ -98,7 +98,7 @@ class Before:
         return cls(decision, (*decision.earlier, attempt))
 
     def affordable(self, query: Query) -> bool:
-        """Return whether a query's budget is not spent."""
+        """Return whether the attempts so far have left some of a query's budget."""
         budget = query.budget
         if budget is None:
             return True
@@ -107,11 +107,11 @@ class Before:
         return all(most is None or spent < most for most, spent in bounds)
 
     def left_out(self, catalogue: Catalogue, usable: Collection[str]) -> frozenset[str]:
-        """Return the models that are not asked again: those that failed, and what shares a server that was at fault.
+        """Return the models to exclude: those that failed, and the others on a server that was at fault.
 
         Args:
             catalogue: The models.
-            usable: Those that the query could have otherwise. Models on such a server stay if there are no others.
+            usable: Models that the query could use otherwise. If none would remain, only failed models are excluded.
         """
         servers = {model.name: urlsplit(model.endpoint.url or "").netloc for model in catalogue.models}
         failed = frozenset(each.action.model for each in self.earlier)
@@ -122,19 +122,20 @@ class Before:
 
 
 def failed(row: Row, failure: Failure, seq: int, shares: TeachingShares, *, learn: bool) -> Move:
-    """Return the row of an attempt that failed, as it ends, with what to tell the policy.
+    """Return the final row of a failed attempt, with the update of the policy.
 
-    A wrong answer if its model is at fault, as a Reward of such an Answer (decision 18); otherwise nothing is learned.
+    If its model is at fault, the policy learns a wrong answer, as from the Reward of such an Answer (decision 18).
+    Otherwise it learns nothing.
 
     Args:
         row: The row.
         failure: How its attempt failed.
         seq: The next sequence number.
-        shares: Who taught before.
+        shares: The tenants of earlier outcomes; as for `applied`.
         learn: Whether anything may be learned from its query.
 
     Raises:
-        InvalidObservation: Its cost is out of range; nothing has changed.
+        InvalidObservation: The cost is out of range; nothing has changed.
     """
     change: dict[str, Any] = {"failure_offset": failure.offset}
     if failure.cost is not None:
@@ -145,12 +146,12 @@ def failed(row: Row, failure: Failure, seq: int, shares: TeachingShares, *, lear
 
 
 def superseded(row: Row, offset: int, seq: int) -> Move:
-    """Return the row of a later attempt at a query that an earlier one ended: nothing is learned of it."""
+    """Return the final row of a later attempt whose query an earlier attempt ended; nothing is learned from it."""
     change = {"reward_offset": offset, "stage": "abandoned", "ended_seq": seq}
     return Move("abandoned", msgspec.structs.replace(row, **change))
 
 
 def affects(row: Row, record: AttemptFailed) -> bool:
-    """Return whether an AttemptFailed is of a row's attempt, and that attempt is still open."""
+    """Return whether an AttemptFailed belongs to a row's attempt and that attempt is still open."""
     answer, action = record.answer, record.answer.action
     return (row.stage, row.seq) == ("pending", answer.seq) and action is not None and action.id == row.action

@@ -23,10 +23,10 @@ from agents.bandit.policy import (
 )
 from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, RefitRow, Row
 
-# Offers: which of all actions were available at what time, and how a policy learns of it.
+# Offers: which actions were available when, and how a policy learns of it.
 
 NO_OFFER: Final = OfferRow(seq=-1, actions=())
-"""Before the first offer."""
+"""The offer in force before the first one."""
 
 
 def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> None:
@@ -62,7 +62,7 @@ def resume_offer(
 
 
 def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
-    """Add the log's actions in order of appearance, the first catalogue's all at once: they fix the centre."""
+    """Add the log's actions in order of appearance, the first catalogue's at once because they fix the centre."""
     known = sorted(actions, key=lambda row: row.position)
     policy.offer([row.vector() for row in known if row.anchor])
     policy.offer([row.vector() for row in known])
@@ -112,7 +112,7 @@ def events(rows: Iterable[AnyRow], after: int = -1) -> list[LogEvent]:
     """Return every event of the log after a sequence number, in order.
 
     Args:
-        rows: Rows in any order; rows of actions are no events.
+        rows: Rows in any order; rows of actions are not events.
         after: Last sequence number that the policy's state already contains; -1 for none.
     """
     found: list[LogEvent] = []
@@ -151,7 +151,7 @@ def taught(rows: Iterable[Row], after: int = -1) -> list[tuple[str, int]]:
     return [(tenant, weight) for seq, tenant, weight in sorted(found) if seq > after]
 
 
-# The whole log, in that order or in batches.
+# Folding the whole log, in that order or in batches.
 
 BATCH: Final = 2048
 """Rows per batch; each batch costs one factorisation, and takes 20 MB for joint vectors at d = 1,192."""

@@ -29,7 +29,7 @@ MOVED: Final = 8
 
 
 class RowsPart(Struct, frozen=True, kw_only=True):
-    """A chunk of open rows as a snapshot refers to it.
+    """A snapshot's reference to a chunk of open rows.
 
     Attributes:
         sha256: Digest of its bytes; part of its record's key.
@@ -50,7 +50,7 @@ class RowsPart(Struct, frozen=True, kw_only=True):
         """Return whether each row is valid, shape (count,).
 
         Raises:
-            CorruptState: the number of bits does not match.
+            CorruptState: The number of bits does not match.
         """
         if len(self.live) != -(-self.count // 8):
             raise CorruptState("bits of a chunk of rows", len(self.live) * 8, self.count)
@@ -82,13 +82,13 @@ class _Chunk:
 class OpenRows:
     """The chunks that the newest snapshot refers to, oldest first.
 
-    It keeps the keys of their rows, not the values.
+    Only the keys of their rows are in memory, not the values.
     """
 
     chunks: tuple[_Chunk, ...] = ()
 
     def parts(self) -> tuple[RowsPart, ...]:
-        """Return the chunks as a snapshot refers to them."""
+        """Return a snapshot's references to the chunks."""
         return tuple(
             RowsPart(
                 sha256=each.sha256,
@@ -114,7 +114,7 @@ class OpenRows:
 
         Args:
             changed: Keys of the rows that were written, ended or removed since the last snapshot.
-            still_open: Those of them that are open.
+            still_open: Those of the changed keys whose rows are open.
             value: Returns the current value of a row, which must exist.
             size: Bytes of a chunk; a larger row gets its own.
         """
@@ -130,7 +130,7 @@ class OpenRows:
         kept = [each for each in left if each.sha256 not in moved]
         moving = [key for each in left if each.sha256 in moved for key in each.live]
         if not still_open and len(moved) == 1:
-            return OpenRows(tuple(left)), []  # it would only be written again
+            return OpenRows(tuple(left)), []  # compaction would only write the same rows again
         made, records = list[_Chunk](), list[tuple[bytes, bytes]]()
         for keys, data in _filled([*moving, *still_open], value, size):
             sha256 = hashlib.sha256(data).hexdigest()
@@ -142,7 +142,7 @@ class OpenRows:
 def _filled(
     keys: Iterable[bytes], value: Callable[[bytes], bytes | None], size: int
 ) -> Iterator[tuple[list[bytes], bytes]]:
-    """Yield the keys of chunks with their bytes."""
+    """Yield the keys and bytes of each chunk."""
     own, lines, length = list[bytes](), list[bytes](), 0
     for key in keys:
         line = value(key)
@@ -158,7 +158,7 @@ def _filled(
         yield own, b"\n".join(lines)
 
 
-# Reading them back, with at most one chunk in memory.
+# Reading open rows back, with at most one chunk in memory.
 
 
 class _Line(Struct):
@@ -171,7 +171,7 @@ _LINES: Final = msgspec.json.Decoder(_Line)
 
 
 class HeldRows(Mapping[bytes, bytes]):
-    """The open rows of a snapshot by key, read from its chunks on demand; read in order, each chunk is loaded once.
+    """The open rows of a snapshot by key, read from its chunks on demand. If read in order, each chunk is loaded once.
 
     Attributes:
         chunks: The chunks, which the next snapshot extends.
@@ -188,7 +188,7 @@ class HeldRows(Mapping[bytes, bytes]):
             load: Returns a record by its key.
 
         Raises:
-            CorruptState: a chunk is missing or damaged.
+            CorruptState: A chunk is missing or damaged.
         """
         self._load = load
         self._parts = parts
@@ -215,7 +215,7 @@ class HeldRows(Mapping[bytes, bytes]):
         self.chunks = OpenRows(tuple(chunks))
 
     def leave_out(self, keys: Iterable[bytes]) -> None:
-        """Drop rows that have changed since; the next snapshot gets them from elsewhere."""
+        """Drop rows that must not be read from this snapshot, such as those that have changed since."""
         for key in keys:
             self._places.pop(key, None)
             self.pending.discard(key)

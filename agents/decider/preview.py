@@ -1,6 +1,6 @@
 """What the policy would choose for a query now, with every configuration's predicted terms. No state changes.
 
-A preview uses the random streams of one fixed id, `PREVIEW`. So it uses up no query's randomness, and does not reveal
+A preview uses the random streams of one fixed id, `PREVIEW`, so it uses up no query's randomness and does not reveal
 which ids belong to the control group. The randomisation around the policy (warm-up, exploration floor, control group)
 appears in the propensities instead.
 """
@@ -56,7 +56,7 @@ class Preview(Struct, frozen=True, kw_only=True):
         action: The policy's preferred action.
         group: The executor group that would run it.
         reason: `pinned` if the query leaves no choice; `warm-up` while actions are still drawn at random; `baseline`
-            while nobody has said of any answer whether it is right; else `policy`.
+            until the policy has learned from a graded answer; otherwise `policy`.
         seq: Sequence number of the next decision.
         objective: The objective of the query, including λ.
         shortfall: The closest feasible value if the objective's target cannot be met on recent queries: the smallest
@@ -65,11 +65,11 @@ class Preview(Struct, frozen=True, kw_only=True):
         catalogue_version: Offset in `control` of the last change of the catalogue.
         masked_models: Models excluded because no executor serves them.
         short_models: Models excluded because their context may be too short for the question and an answer.
-        required: What the query needs of a configuration.
-        unable_models: Models excluded because they do not have it.
-        served: Whether a living executor serves a model that the query allows; otherwise it waits for one.
+        required: What the query requires of a configuration.
+        unable_models: Models excluded because they do not meet these requirements.
+        served: Whether a living executor serves a model that the query allows; otherwise the query waits for one.
         configurations: All available configurations, by descending score.
-        contributions: Parts of the action's predicted accuracy, in the model's terms; empty if it has no parts.
+        contributions: Parts of the action's predicted accuracy, by term of the model; empty if the model has no parts.
         drifted: Models for which the latest outcomes show drift.
         features: The request's categories.
     """
@@ -107,7 +107,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
         environment: Catalogue, objectives and living executors.
 
     Raises:
-        UniscaleError: any error with which the query itself would be rejected.
+        UniscaleError: Any error with which the query itself would be rejected.
     """
     policy = decider.policy
     shadow_price = policy.pacer.shadow_price if policy.pacer else None

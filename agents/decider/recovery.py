@@ -1,4 +1,4 @@
-"""A learner from its log: check that nothing is missing, load the newest complete snapshot, fold the rows after it."""
+"""Recovers a learner: loads the newest complete snapshot, checks that no row is missing, and folds the later rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Recovered:
     """The result of a recovery.
 
     Attributes:
-        folded: Events folded in addition to the snapshot.
+        folded: Counts of the events after the snapshot.
         snapshot_version: Sequence number of the snapshot used; -1 for none.
         refused: Newer snapshots that were damaged, each with its reason.
         next_context, next_reward, next_failure: First offsets that the log does not cover. If the group's commit is
@@ -52,7 +52,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The state of a learner besides its policy's; see the attributes of `Decider`."""
+    """The state of a learner except its policy; see the attributes of `Decider`."""
 
     seq: int
     clock: int
@@ -84,19 +84,19 @@ def restore(
         policy: The policy in its initial state, without actions.
         log: As for `Decider.recover`.
         snapshots: As for `Decider.recover`.
-        ended: Empty. Used as it is if no snapshot has ids; otherwise only its limit is used.
+        ended: An empty collection, which is returned if no snapshot is used; otherwise only its limit is used.
         whole: Whether to reject a log in which a sequence number is missing.
         without: As for `Decider.recover`.
-        unit: Of the deployment's costs.
+        unit: The unit of the deployment's costs.
 
     Raises:
-        CorruptState: Costs in another unit; a row from another release; a missing or repeated sequence number; or no
-            complete snapshot although rows have been removed, or the learner started from a prior.
+        CorruptState: Costs are in the other unit; a row comes from another release; a sequence number is missing or
+            repeated; or no snapshot is complete although rows have been removed or the learner started from a prior.
     """
     own, known, foreign = _sorted_out(dict(log), dict(snapshots))
     found, refused = snapshot.read(known, policy.load, most_ids=ended.most)
     if refused and found is None and (other := snapshot.read(known, lambda _: None)[0]) is not None:
-        # The policy refuses a state in another unit too, but not by its name.
+        # The policy also rejects a state in another unit, but its error does not name the unit.
         _require_unit((decode_row(key, value) for key, value in other.rows.items()), unit)
     # Actions and offers never change, so those of a snapshot are valid.
     carried = {} if found is None else dict(found.rows)
@@ -134,7 +134,7 @@ def restore(
         policy.refits.results.update(logged := refits_of(own.values(), after))
         folded = fold(policy, [*rows, *offers], after, actions)
         for outcomes, result in logged.items():
-            # New estimates stay and are written: the log had none, incomplete ones, or those of another history.
+            # Other estimates stay and are written, because the log has none, incomplete ones, or another history's.
             if policy.refits.results[outcomes] == result:
                 del policy.refits.results[outcomes]
     except (DeciderError, KeyError, ValueError) as error:
@@ -173,7 +173,7 @@ def restore(
 
 
 def _require_unit(rows: Iterable[AnyRow], unit: CostUnit) -> None:
-    """Refuse a log whose costs, according to its offers, are in another unit: they cannot be converted."""
+    """Reject a log whose offers have costs in another unit, because they cannot be converted."""
     for row in rows:
         if isinstance(row, OfferRow) and row.unit != unit:
             fix = (
@@ -184,7 +184,7 @@ def _require_unit(rows: Iterable[AnyRow], unit: CostUnit) -> None:
 
 
 def _fix(rows: Sequence[Row], policy: Policy, fix: str) -> str:
-    """Return the advice for a log that a policy rejects. It may be another policy's log, for which `fix` is no help."""
+    """Return the fix for a log that a policy rejects: `fix`, unless a different policy wrote the log."""
     last = max(rows, key=lambda row: row.seq, default=None)
     if last is None:
         return fix
@@ -206,10 +206,10 @@ def _sorted_out(
 ) -> tuple[dict[bytes, AnyRow], dict[bytes, bytes], tuple[Sequence[bytes], Sequence[bytes]]]:
     """Return the rows of the log, the snapshot records, and the keys of records that are neither.
 
-    The learner wrote none of the latter.
+    The learner cannot have written records of the last group.
 
     Raises:
-        CorruptState: A row of another release.
+        CorruptState: A row comes from another release.
     """
     known = {key: value for key, value in snapshots.items() if is_record(key)}
     rows = {key: row for key, value in log.items() if (row := own_row(key, value)) is not None}

@@ -1,10 +1,10 @@
 """Finds the records that prevent a learner from starting, and repairs the log without them.
 
 A log is rejected for a row from another release, for a repeated or missing sequence number, or, without a complete
-snapshot, for the prior that it started from. Rows of the first two kinds are identified by their keys and can be left
-out. A missing row, or a prior, cannot be restored: a snapshot of the remaining rows then replaces the log, and missing
-sequence numbers stay empty. Records that the learner cannot have written, which it skips at startup, are listed too. If
-one of them has replaced a row, the row is restored as long as the topic still has it.
+snapshot, for a damaged prior. Rows of the first two kinds are identified by their keys and can be left out. A missing
+row or a damaged prior cannot be restored, so a snapshot of the remaining rows replaces the log, and missing sequence
+numbers stay unused. Records that the learner cannot have written, which it skips at startup, are listed too. If one of
+them has replaced a row, the row is restored as long as the topic still has it.
 
 If two rows have the same sequence number, the one whose Decision was sent is the learner's.
 """
@@ -114,14 +114,14 @@ def repaired(
     are late.
 
     Args:
-        decider: A new one, which becomes the learner that will start.
+        decider: A new decider. It recovers from the repaired log.
         log: As for `refused`.
         snapshots: As for `refused`.
         without: Keys of the rows to leave out.
         log_offset: The end of the log.
         chunk_bytes: Size of a chunk.
-        earlier: The previous value of each key, if the topic still has it. It is the row that a record to leave out has
-            replaced.
+        earlier: The previous value of each key, if the topic still has it. Rows that were replaced by a record in
+            `without` are restored from it.
     """
     # Estimates from the whole history do not apply to the remaining one, so they are computed again and stored in the
     # snapshot.
@@ -164,7 +164,7 @@ def _rows(log: Mapping[bytes, bytes], keys: Collection[bytes]) -> dict[bytes, Ro
 
 
 def shown(key: bytes) -> str:
-    """Return a key for a message."""
+    """Return a key in readable form, for a message."""
     return key.decode("ascii", "backslashreplace").replace("\x00", "")
 
 
@@ -186,7 +186,7 @@ def _foreign(snapshots: Mapping[bytes, bytes], after: int) -> list[Refused]:
 
 
 def _without_doubled(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
-    """Leave out rows that share a sequence number with another: first those never sent, then the later ones."""
+    """Leave out rows that share a sequence number with another row: first those never sent, then the later ones."""
     had = Counter(seq for _, row in rows for seq in row.seqs if seq > after)
     disputed = [key for key, row in rows if any(had[seq] > 1 for seq in row.seqs)]
     if not disputed:

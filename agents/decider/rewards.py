@@ -1,7 +1,7 @@
 """How a reward changes the row of its decision.
 
-x enters A once, with the first reward that can be learned. A reward that is repeated, late or without a row changes
-nothing.
+x enters A once, with the first reward from which something can be learned. A reward that is repeated, late or without a
+row changes nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Attributes:
         impute: Value used for Correct until it is known: the path's `score`, or a constant from 0 to 1.
         default: What to do if correctness never becomes known: `impute` keeps the imputed value, `wrong` counts it as
-            0, `drop` keeps a row that has not entered A out of it.
+            0, `drop` ends a row that has not entered A without learning from it.
     """
 
     impute: Literal["score"] | float = "score"
@@ -70,9 +70,9 @@ def applied(
         row: The decision's row; None if there is none.
         reward: The reward.
         offset: The reward's offset in its topic.
-        seq: The next sequence number; a returned move has used it.
+        seq: The next sequence number, which a returned move uses.
         rules: How to learn from a reward without correctness.
-        shares: The tenants of earlier outcomes; an outcome that is learned, or would have been, is added.
+        shares: The tenants of earlier outcomes. An outcome is added if it is learned, or has weight 0.
 
     Raises:
         InvalidObservation: A term is out of range; nothing has changed.
@@ -126,12 +126,12 @@ def applied(
 def ended_by_failure(
     row: Row, seq: int, change: dict[str, Any], shares: TeachingShares, *, at_fault: bool, learn: bool
 ) -> Move:
-    """Return the row of an attempt without an answer, as it ends: a wrong answer and a try if its model is at fault.
+    """Return the final row of an attempt without an answer, which counts as a wrong answer if its model is at fault.
 
     Args:
         row: The row.
         seq: The next sequence number.
-        change: What else changes, such as what it `paid`.
+        change: Other fields of the row that change, such as `paid`.
         shares: As for `applied`.
         at_fault: Whether its model is at fault; otherwise nothing is learned.
         learn: Whether anything may be learned from its query.
@@ -150,16 +150,16 @@ def _weighed(row: Row, shares: TeachingShares, change: dict[str, Any]) -> int:
 
 
 def _differs(row: Row, reward: Reward) -> bool:
-    """Return whether a reward contradicts the applied one of its identity: its worker had lost the partition."""
+    """Return whether a reward contradicts the applied one of the same kind. Its worker had then lost the partition."""
     pairs = [(row.correct, reward.correct)]
-    # Other kinds have no score, and a row without learning keeps neither score nor cost.
+    # Other kinds have no score, and a row from which nothing was learned has neither score nor cost.
     if row.kinds[0] == reward.kind and row.stage not in ("failed", "abandoned"):
         pairs += [(row.score, reward.score_learned), (row.log_cost, reward.log_cost)]
     return any(known is not None and told is not None and known != told for known, told in pairs)
 
 
 def _counts_as_wrong(reward: Reward, rules: RewardRules) -> bool:
-    """Return whether the wait for correctness ended without an answer, or was cut short."""
+    """Return whether missing feedback counts as a wrong answer, which it does not if the wait was cut short."""
     return reward.kind == "default" and rules.default == "wrong" and not reward.closed_early
 
 
@@ -186,7 +186,7 @@ def _move(what: EventKind, row: Row, change: dict[str, Any]) -> Move:
 
 
 def _countable(row: Row, reward: Reward) -> bool:
-    """Return whether a cost is in the log's unit and, in USD, says which tokens were billed: these are learned."""
+    """Return whether a cost can be learned: it is in the log's unit and, in USD, says which tokens were billed."""
     unit = row.objective.cost_range.unit
     if reward.objective.cost_range.unit != unit:
         return False

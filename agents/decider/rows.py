@@ -3,7 +3,7 @@
 State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`, with
 the whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward changes
 it. Each change has a sequence number in the total order of decisions and updates, so that the fold repeats the live
-run. It also has its source offsets: after a crash, the learner trusts its rows more than the consumer group's commits.
+run. A row also has the offsets of its sources. After a crash, they take precedence over the consumer group's commits.
 
     pending ──provisional──▶ learned ──correction, default──▶ closed
        ├──final, correction, default──────────────────────────▶ closed
@@ -11,7 +11,7 @@ run. It also has its source offsets: after a crash, the learner trusts its rows 
        │  or ungraded with no score to replace the grade──────▶ priced      (only its cost is learned)
        ├──final of an answer that its model failed to give, or its
        │  AttemptFailed───────────────────────────────────────▶ failed      (learned as wrong)
-       └──the first of a tenant that has taught enough (weight 0); a reward without score or cost,
+       └──the first reward for a tenant over its share (weight 0); a reward without score or cost,
           or of a query with learn: false; an AttemptFailed that
           is not its model's fault; the reward that closes its query
           with an earlier attempt────────────────────────────▶ abandoned   (nothing is learned)
@@ -66,11 +66,11 @@ ACTION_KEY: Final = b"\x00action/"
 """Prefix of action rows. A query_id is printable ASCII, so no query's row can start with this."""
 
 OFFER_KEY: Final = b"\x00offer/"
-"""Prefix of the rows that say which actions were on offer."""
+"""Prefix of the rows that list the available actions."""
 
 
 class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_field="schema"):
-    """An action that was ever offered; rows refer to it even after its model is gone. Key: ACTION_KEY + id.
+    """An action that has been offered; rows refer to it even after its model is gone. Key: ACTION_KEY + id.
 
     Attributes:
         position: Order of first appearance.
@@ -105,7 +105,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
         return ACTION_KEY + self.action.encode()
 
     def vector(self) -> ActionVector:
-        """Return the action as input of the policy."""
+        """Return the action as the policy's input."""
         embedding = np.frombuffer(self.embedding, "<f4").astype(np.float64)
         return ActionVector(self.action, self.model, embedding, self.size)
 
@@ -117,10 +117,10 @@ class OfferRow(
 
     Attributes:
         actions: Their ids.
-        price_factors: Price of an eFLOP on each model where it is not 1; in USD, the prices of the tokens of each.
-        unit: Of costs: that of the whole log.
-        baseline: The action to take while nobody has said of any answer whether it is right; empty where one verifier
-            scores all models.
+        price_factors: Price of an eFLOP on each model whose price is not 1; in USD, the token prices of each model.
+        unit: Unit of costs, the same for the whole log.
+        baseline: The action to take until the policy has learned from a graded answer; empty if one verifier scores all
+            models.
     """
 
     seq: int
@@ -149,7 +149,7 @@ class RefitRow(Struct, frozen=True, kw_only=True, tag="decider-refit.v1", tag_fi
         outcomes: Number of outcomes used.
         part, parts: Number of the part, from 0, and number of parts.
         seq: Newest sequence number at the time.
-        result: Its bytes (`Refits.results`).
+        result: Bytes of this part of the result (`Refits.results`).
     """
 
     outcomes: int
@@ -165,7 +165,7 @@ class RefitRow(Struct, frozen=True, kw_only=True, tag="decider-refit.v1", tag_fi
 
 
 def refit_rows(outcomes: int, result: bytes, seq: int, size: int = REFIT_BYTES) -> list[RefitRow]:
-    """Return the rows of a result, none of more than `size` of its bytes."""
+    """Return the rows of a result, each with at most `size` of its bytes."""
     pieces = [result[at : at + size] for at in range(0, len(result), size)]
     return [
         RefitRow(outcomes=outcomes, part=part, parts=len(pieces), seq=seq, result=piece)
@@ -174,11 +174,11 @@ def refit_rows(outcomes: int, result: bytes, seq: int, size: int = REFIT_BYTES) 
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-row.v1", tag_field="schema"):
-    """One decision and its outcome. Key: query_id, and for a later attempt a space and its number.
+    """One decision and its outcome. Key: query_id, followed for a later attempt by a space and its number.
 
     Attributes:
-        attempt: Which attempt at the query it is, 1 for the first.
-        seq: Sequence number of the decision, in one order with the updates.
+        attempt: Number of the attempt at the query, 1 for the first.
+        seq: Sequence number of the decision; decisions and updates share one sequence.
         clock: Number of decisions before it.
         action: Id of the chosen action.
         embedding: s_q as little-endian float32.
@@ -186,19 +186,19 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         query_origin: Origin of the Query; a Query with the same id and another origin is a duplicate.
         context_origin: Origin of the Context.
         decision: The Decision's value as it was sent, without the question, which a redelivered Context contains.
-        batch: Sequence number of the first decision made together with this one: λ is from its state.
+        batch: Sequence number of the first decision made from the same state as this one; λ belongs to that state.
         learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 if there was none.
         kinds: Rewards applied, in order.
         paced: Whether its cost counts towards the objective's target; that of a control or pinned query does not.
         reward_offset: Offset of the last reward applied, or of the one that closed the query with an earlier attempt.
         failure_offset: Offset of the AttemptFailed that ended it; -1 if none did.
         tenant: The tenant whose outcome it is (`Query.account`).
-        weight: 0 if its tenant had exceeded its share, so that nothing is learned from it.
+        weight: 0 if its tenant had exceeded its share, so nothing is learned from it; otherwise 1.
         paid: Cost of an outcome whose cost is not learned, for its tenant's account; 0 if unknown.
         entered: Correct as added to A or to that account; None if it was unknown and the imputed value was added.
         correct, score, log_cost, imputed: The current values of the raw terms.
         price_factor: Price of an eFLOP at the time: `log_cost` is ln(eFLOPs) plus its logarithm.
-        tokens: Where costs are in USD, the tokens that were billed: generated, and of prompts.
+        tokens: If costs are in USD, the numbers of generated tokens and of prompt tokens that were billed.
         features: The request's categories, as in its Decision.
         session: The session it is a turn of, likewise.
     """
@@ -266,7 +266,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         return Turn(self.session, self.action, asked_ms)
 
     def pending(self, *, abandoned: bool = False) -> Pending:
-        """Return the decision as input of the policy, made or abandoned."""
+        """Return the decision, made or abandoned, as the policy's input."""
         paid = self.paid or None
         correct = self.entered if self.paid else None
         return Pending(
@@ -286,7 +286,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         return Target.of(self.objective, self.tenant) if self.paced else None
 
     def observation(self, kind: OutcomeKind) -> Observation:
-        """Return the outcome as input of the policy, with Correct as known at the time."""
+        """Return the outcome as the policy's input, with Correct as known at the time."""
         correct = None if kind == "cost" else self.correct if kind == "correction" else self.entered
         target, told, failed = None, None, kind == "failure"
         if kind == "correction" and (target := self._target) is not None:
@@ -315,7 +315,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         )
 
     def _highest_log_cost(self) -> float:
-        """Return the upper bound of the costs, at which a wrong answer earns nothing under any weights."""
+        """Return the log of the upper cost bound, at which a wrong answer earns nothing under any weights."""
         return min(max(math.log(self.objective.cost_range.high), -LOG_COST_LIMIT), LOG_COST_LIMIT)
 
 
@@ -362,7 +362,7 @@ def encode_row(row: AnyRow, limit: int = MAX_VALUE) -> bytes:
         limit: Maximum number of bytes.
 
     Raises:
-        RecordTooLarge: It would exceed the limit; reject the source record before it is decided.
+        RecordTooLarge: The row would exceed the limit; reject the source record before it is decided.
     """
     value = msgspec.json.encode(row)
     if len(value) > limit:
@@ -376,7 +376,7 @@ def decode_row(key: bytes, value: bytes) -> AnyRow:
     """Return the row in a value.
 
     Raises:
-        CorruptState: It is not a row, or from a version that is unknown to this release.
+        CorruptState: It is not a row, or is from a version that this release does not know.
     """
     try:
         row: AnyRow = _DECODER.decode(value)
@@ -386,7 +386,7 @@ def decode_row(key: bytes, value: bytes) -> AnyRow:
 
 
 def own_row(key: bytes, value: bytes) -> AnyRow | None:
-    """Return the row in a record of the log; None if the record is not a row, or the row of another key.
+    """Return the row in a record of the log; None if the record is not a row, or is the row of another key.
 
     The learner never writes such a record, but anyone with write access to its topic can.
 

@@ -1,4 +1,4 @@
-"""The tenants of the latest outcomes, which determine whether the learner counts another outcome of a tenant."""
+"""The tenants of the latest outcomes, which determine whether the next outcome of a tenant counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Window(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The window as stored in a snapshot.
 
     Attributes:
-        prior: Outcomes of the prior in it.
+        prior: Number of outcomes from the prior that are still in it.
         outcomes: The others, oldest first, in 8 bytes each: a digest of the tenant, whose lowest bit is the weight.
     """
 
@@ -30,10 +30,10 @@ class TeachingShares:
     """The tenants of the latest outcomes. With several tenants, none may have more than half of the weight.
 
     An outcome weighs 1 or 0. It weighs 1 if its tenant is alone in the window. Otherwise it weighs 1 unless its tenant
-    already has more than half of the window's weight. Those of the prior belong to no tenant and weigh 1.
+    already has more than half of the window's weight. Outcomes of the prior belong to no tenant and weigh 1.
 
-    The weights depend only on the order of the log, so a recovery computes the same ones. Outcomes with weight 0 take
-    up the window, too: a tenant that is the only one active for a whole window is then alone in it.
+    The weights depend only on the order of the log, so a recovery computes the same ones. The window also contains
+    outcomes with weight 0, so a tenant that has been the only active one for a whole window is alone in it.
     """
 
     def __init__(self, prior: int = 0) -> None:

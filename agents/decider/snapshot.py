@@ -22,7 +22,7 @@ from agents.decider.sessions import Turn
 from agents.decider.shares import Window
 from schemas.query import Origin
 
-# The keys of a snapshot's records, and manifests, which list the contents of each version.
+# The keys of a snapshot's records, and the manifests, which list the contents of each version.
 #
 # Nothing here does I/O: keys and values in, values out.
 
@@ -36,7 +36,7 @@ START_KEY: Final = b"\x00start"
 """Key of the offset from which the log is read at startup."""
 
 RESET_KEY: Final = b"\x00reset"
-"""Key of the end offsets of the Decisions when an operator deleted the log, by partition. For the audit."""
+"""Key of the Decision topic's end offsets, by partition, when an operator deleted the log; the audit needs them."""
 
 BEGINNING: Final = -1
 """Version of a prior: the state before the first decision."""
@@ -61,7 +61,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
         prior: SHA-256 of the prior that version -1 consists of; empty in other versions.
         log_offset: First offset of the log that it does not cover; -1 if it needs the whole log, as a prior does.
         rows: SHA-256 of each chunk of the rows before that offset that are not decisions, such as actions; one JSON row
-            per line. Versions written before `waiting` was have the open decisions here, too.
+            per line. Versions written before `waiting` existed have the open decisions here, too.
         waiting: The chunks of open decisions.
         ended: The arrays of ids, oldest first.
         taught: The tenants of the latest outcomes.
@@ -89,10 +89,10 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
 
 @cache
 def kernel() -> str:
-    """Return the BLAS of NumPy and SciPy here: library, version and kernels, such as `openblas 0.3.30 Haswell`.
+    """Return the BLAS that NumPy and SciPy use: library, version and kernels, such as `openblas 0.3.30 Haswell`.
 
-    OpenBLAS chooses kernels by the processor, or by OPENBLAS_CORETYPE. Other kernels sum in another order, so the last
-    bits differ. Empty if unknown, because NumPy was not installed from its own wheel.
+    OpenBLAS chooses kernels by the processor, or by OPENBLAS_CORETYPE. Different kernels sum in a different order, so
+    the last bits differ. The result is empty if the BLAS is unknown because NumPy was not installed from its own wheel.
     """
     names = ("internal_api", "version", "architecture")
     ours = [each for each in threadpool_info() if each["user_api"] == "blas" and "scipy" in each["filepath"]]
@@ -207,7 +207,7 @@ Numbers = npt.NDArray[np.uint64]
 
 
 class IdsPart(Struct, frozen=True, kw_only=True):
-    """An array of ids as a snapshot refers to it.
+    """A snapshot's reference to an array of ids.
 
     Attributes:
         sha256: Digest of its bytes; part of its record's key.
@@ -402,13 +402,13 @@ def carry(
     """Return the content of a snapshot of the current state besides the policy, and the rows that have ended.
 
     Args:
-        rows: Key, value and content of every row that has changed since the last snapshot, and of all that are no
+        rows: Key, value and content of every row that has changed since the last snapshot, and of all rows that are not
             decisions.
         log_offset: The end of the log.
         ended: Ids of the queries that have ended; those of these rows are added to it.
         value: Returns the value of a row.
         open_rows: The open decisions of the last snapshot; None if there are none.
-        changed: Keys of the rows changed or removed since; None for those of `rows`.
+        changed: Keys of the rows changed or removed since the last snapshot; None for those of `rows`.
         chunk_bytes: Size of a chunk.
 
     Returns:
@@ -437,9 +437,7 @@ def carry(
 
 
 def floor_of(known: Mapping[int, Manifest]) -> Manifest | None:
-    """Return the oldest version to keep; None while there are too few.
-
-    Rows that it contains may be removed from the log.
+    """Return the oldest version to keep; None while there are too few. Rows that it contains may leave the log.
 
     Args:
         known: Manifests of the complete versions, by version. Those that need the whole log do not count.
@@ -501,12 +499,12 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A version that was read back.
+    """A version of a snapshot, read back from its records.
 
     Attributes:
         manifest: Its manifest.
         rows: Its rows, by key, except those of `held`.
-        held: Its open decisions. In earlier versions, which have no chunks for them, they are in `rows`.
+        held: Its open decisions. Versions by earlier releases have no chunks for them; there they are in `rows`.
         ended: Ids of the queries whose rows had ended.
     """
 
@@ -541,7 +539,7 @@ def write(
     Args:
         state: `Policy.state()`.
         version: Last sequence number that the state contains.
-        clock: Decisions made.
+        clock: Number of decisions made.
         context_offset: Newest Context offset in the state.
         reward_offset: Newest Reward offset in the state.
         failure_offset: Newest AttemptFailed offset in the state.
@@ -600,8 +598,8 @@ def read(
     Args:
         records: Every snapshot record.
         accept: Takes the state, or raises CorruptState: `Policy.load`.
-        oldest: Try the oldest version first; a replay then has the most rows after it.
-        most_ids: Ids remembered at most; None for the default.
+        oldest: Whether to try the oldest version first, so that a replay has as many rows as possible after it.
+        most_ids: Maximum number of ids to remember; None for the default.
     """
     refused: list[CorruptState] = []
     for version in sorted(versions(records), reverse=not oldest):

@@ -1,9 +1,9 @@
-"""Check whether the log reproduces every Decision: replay it and compare.
+"""Checks whether the log reproduces every Decision, by replaying it and comparing.
 
 Decisions and updates share one order, so the policy that made a Decision is the fold of everything before it. The live
-run may have scored in batches, and sums in another order differ in their last digits, so an action counts as reproduced
-if its score is within TOLERANCE of the best. All other fields of the Decision are compared with the replay of that
-action: its terms, its probability, the reason and the cohort, and the runners-up.
+run may have scored in batches, and sums in a different order differ in the last digits, so an action counts as
+reproduced if its score is within TOLERANCE of the best. All other fields of the Decision are compared with the replay
+of that action: its terms, its probability, the reason and the cohort, and the runners-up.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
         policy: A policy with the settings of the live run, new or loaded from a snapshot.
         rows: Every row of the log.
         seed: The live run's seed.
-        after: Sequence number of that snapshot; -1 for none.
+        after: Sequence number of the snapshot from which the policy was loaded; -1 for none.
     """
     log = list(rows)
     actions = {row.action: row for row in log if isinstance(row, ActionRow)}
@@ -109,7 +109,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
                 offer(policy, offered, actions)
         decided = [row for row in rows_of_kind if isinstance(row, Row)]
         if kind == "decided":
-            # Decided together, so from one state, including λ.
+            # These were decided together, so from one state, including λ.
             yield from _compared(policy, decided, offered, seed)
             yield from _kept(decided, sessions)
         tell(policy, kind, decided)
@@ -238,8 +238,8 @@ def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Diff
     Args:
         decision: The Decision.
         chosen: The replayed terms of its action.
-        sure: Whether rounding cannot have made another action the best. If it can, the probabilities of the best
-            actions and the prediction of the choice may be those of another tie.
+        sure: Whether rounding cannot have made a different action the best. If it can, the probabilities of the best
+            actions and the prediction of the choice may be those of a different tie.
     """
     drawn = ("warm-up", "control", "baseline", "session")
     by_policy = decision.query.pinned is None and chosen.reason not in drawn

@@ -1,18 +1,18 @@
-"""Model serving, below the executor and the verifier: engines in this process, servers elsewhere, and their states.
+"""Model serving for the executor and the verifier: engines in this process, servers elsewhere, and their states.
 
 engine    the engine protocol: prefixes in, drafts of one step out
 vllm_*    vLLM in this process: callers submit from any thread, and one thread owns and steps every engine
   settings    what to host, the environment variables vLLM needs, and how much KV cache an engine gets
-  requests    what goes into an engine and what comes out: token ids in, text or class probabilities out
-  host        the thread-safe face: submit, run, load, unload, close
+  requests    an engine's inputs and outputs: token ids in, text or class probabilities out
+  host        the thread-safe interface: submit, run, load, unload, close
   loop        the engine thread's body; steps every engine with work in turn
-  adapter     the one file that speaks vLLM's API, and a process reward model that vLLM has no class for
+  adapter     the only file that uses vLLM's API, and a process reward model for which vLLM has no class
 http      models served elsewhere, over HTTP, with keys and a circuit breaker
-retries   the one retry policy, and what a deadline cuts off
+retries   the one retry policy, and the bound that a query's deadline sets
 recorded  recorded searches, looked up instead of computed
-registry  from a catalogue entry to one of these; the models of a process, loaded in the background, and their states
+registry  makes one of these from a catalogue entry; loads a process's models in the background and tracks their states
 prompts   chat templates: messages and steps to token ids
-errors    what can go wrong
+errors    the errors of this package
 """
 
 from agents.serving.errors import (

@@ -1,4 +1,4 @@
-"""What a token of one's own server costs: its price per hour over the tokens that it processes under a stated load."""
+"""Token prices of one's own server: its price per hour, divided among the tokens that it processes under a load."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from schemas.prices import MILLION, Prices
 from schemas.query import Message
 
 ANSWER_TOKENS: Final = 256
-"""Longest answer while the generation of tokens is measured."""
+"""Maximum tokens of an answer while generation is measured."""
 
 _WORDS: Final = 200
 """Words of a long prompt."""
@@ -24,16 +24,16 @@ _HOUR_S: Final = 3600.0
 
 
 class CalibrationFailed(UniscaleError):
-    """Nothing can be concluded from what a server processed. The message says what to change."""
+    """No prices can be derived from what a server processed. The message says what to change."""
 
 
 class Processed(Struct, frozen=True, kw_only=True):
     """What a server processed under a constant load.
 
     Attributes:
-        prompt_tokens: Tokens of prompts.
-        tokens: Tokens generated.
-        seconds: How long it took.
+        prompt_tokens: Number of prompt tokens.
+        tokens: Number of generated tokens.
+        seconds: Duration of the load.
     """
 
     prompt_tokens: int
@@ -52,25 +52,25 @@ async def load(
     clock: Callable[[], float],
     ended: Callable[[float], None] = lambda seconds: None,
 ) -> Processed:
-    """Keep a constant number of requests in flight, and return what was processed by the last one's end.
+    """Keep a constant number of requests in flight, and return what had been processed when the last one ended.
 
     Args:
-        engine: The server.
+        engine: The server's engine.
         sampling: As in searches; its delimiter ends an answer.
         questions: Makes a prompt.
-        answer_tokens: Longest answer.
+        answer_tokens: Maximum tokens of an answer.
         at_once: Requests in flight.
-        seconds: How long new ones are sent.
+        seconds: How long new requests are sent.
         clock: Seconds, monotonic.
-        ended: Called after each request with the seconds since the first.
+        ended: Called after each request with the seconds since the first one began.
 
     Raises:
-        ServingError: a request failed.
+        ServingError: A request failed.
     """
     began_s, counts = clock(), [0, 0]
 
     async def client(number: int) -> None:
-        rng = random.Random(f"{began_s} {number}")  # no prompt of an earlier run, which a cache may hold
+        rng = random.Random(f"{began_s} {number}")  # repeats no prompt of an earlier run, which may be cached
         while clock() - began_s < seconds:
             message = Message(role="user", content=questions(rng))
             prefix = Prefix(messages=(message,), max_tokens=answer_tokens)
@@ -84,28 +84,29 @@ async def load(
 
 
 def long_prompt(rng: random.Random) -> str:
-    """Return a prompt whose first word is new, so that no cache holds its beginning."""
+    """Return a long prompt of random words, so that its beginning is not in a cache."""
     return " ".join(str(rng.randrange(1000)) for _ in range(_WORDS))
 
 
 def question(rng: random.Random) -> str:
-    """Return a short question with a long answer."""
+    """Return a short question that needs a long answer."""
     a, b, c = (rng.randrange(10**4, 10**7) for _ in range(3))
     return f"{a}: explain step by step how much {a} plus {b} minus {c} is."
 
 
 def prices(usd_per_hour: float, reading: Processed, writing: Processed) -> Prices:
-    """Return what a server's tokens cost if its price per hour is shared among those that it processes.
+    """Return the token prices of a server, such that the tokens it processes add up to its price per hour.
 
-    Each load costs the server's price for its time, which is the sum over its tokens: two equations for two prices.
+    A load costs the server's price for its duration, which equals the sum over its tokens. Two loads give two equations
+    for the two prices.
 
     Args:
-        usd_per_hour: What the server costs.
+        usd_per_hour: The server's price per hour, in USD.
         reading: A load of long prompts with answers of one token.
         writing: A load of short prompts with long answers.
 
     Raises:
-        CalibrationFailed: the loads are too alike, or too short, to tell the prices apart.
+        CalibrationFailed: The loads are too similar, or too short, to determine both prices.
 
     >>> reading = Processed(prompt_tokens=1000, tokens=0, seconds=1)
     >>> prices(3.6, reading, Processed(prompt_tokens=0, tokens=100, seconds=1))
@@ -139,20 +140,20 @@ async def calibrated(
     clock: Callable[[], float],
     ended: Callable[[float], None] = lambda seconds: None,
 ) -> tuple[Prices, Sequence[Processed]]:
-    """Return the prices of a server's tokens under a load, and what it processed in each half of it.
+    """Return the token prices of a server under a load, and what it processed in each half of the load.
 
     Args:
-        engine: The server.
+        engine: The server's engine.
         sampling: As in searches.
-        usd_per_hour: What the server costs.
+        usd_per_hour: The server's price per hour, in USD.
         at_once: Requests in flight.
-        seconds: How long the load lasts in all.
+        seconds: Total duration of the load.
         clock: Seconds, monotonic.
-        ended: Called after each request with the seconds since the first.
+        ended: Called after each request with the seconds since the first one began.
 
     Raises:
-        ServingError: a request failed.
-        CalibrationFailed: nothing can be concluded from the load.
+        ServingError: A request failed.
+        CalibrationFailed: No prices can be derived from the load.
     """
     half = partial(load, engine, sampling, at_once=at_once, seconds=seconds / 2, clock=clock)
     reading = await half(long_prompt, answer_tokens=1, ended=ended)

@@ -1,4 +1,4 @@
-"""The engine of any OpenAI-compatible `/v1/chat/completions`: whole answers, priced by the tokens the server counts."""
+"""Engine for any OpenAI-compatible `/v1/chat/completions`: whole answers, priced by the server's token counts."""
 
 import functools
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,7 +32,7 @@ _IMAGE = 1_024
 _SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
 
 _TOKEN_BYTES = 3
-"""Bytes per prompt token, a low estimate for prose and code: the server's tokenizer is not available here."""
+"""Bytes per prompt token. This is a low estimate for prose and code; the server's tokenizer is not available here."""
 
 
 class ChatEngine:
@@ -55,8 +55,8 @@ class ChatEngine:
     ) -> list[Drafted]:
         """Return `n` answers for each prefix, which has no steps; see `Engine.generate`.
 
-        Sends one request per answer, or one per prefix if the server supports `n` (`native_n`). If one of them fails,
-        the error has the tokens that were billed for those that did not, and for a reply that is of no use.
+        Sends one request per answer, or a single one if the server supports `n` (`native_n`) and all prefixes match.
+        If a request fails, the error has the tokens that were billed for the others and for an unusable reply.
         """
         check_seeds(prefixes, n, seeds)
         asked = [prefix for prefix in prefixes for _ in range(n)]
@@ -72,7 +72,7 @@ class ChatEngine:
     async def stream(
         self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: Callable[[str], None]
     ) -> Drafted:
-        """Return one answer; see `StreamingEngine.stream`. A server whose streams have no usage is not streamed."""
+        """Return one answer; see `StreamingEngine.stream`. Nothing is streamed if the endpoint's `stream` is false."""
         bills: list[Billed] = []
         streams = on_text if self._endpoint.stream else None
         [made] = await _with_bills(self._completions(prefix, 1, seed, sampling, bills, streams), bills)
@@ -125,7 +125,7 @@ class ChatEngine:
         return dialogue
 
     def _most(self, prefix: Prefix, sampling: Sampling) -> int:
-        """Return `max_tokens` of an answer: servers refuse requests whose prompt and answer may exceed the context."""
+        """Return `max_tokens` for an answer. Servers refuse requests whose prompt and answer may exceed the context."""
         prompt = sum(_size(message) // _TOKEN_BYTES + _ROOM for message in prefix.messages)
         prompt += 0 if prefix.options is None else len(orjson.dumps(prefix.options.fields)) // _TOKEN_BYTES
         bounds = [sampling.step_tokens, self._endpoint.context_tokens - prompt]
@@ -135,7 +135,7 @@ class ChatEngine:
 
 
 async def _with_bills(made: Awaitable[T], bills: list[Billed]) -> T:
-    """Let an error say what was billed for replies that are lost with it."""
+    """Await a result; if it fails, record in the error what was billed for the replies that are lost."""
     try:
         return await made
     except ServingError as error:
@@ -167,7 +167,7 @@ def _size(message: Message) -> int:
     )
 
 
-# The fields of a reply that are read; servers send many more.
+# The fields of a reply that are used; servers send many more.
 
 
 class ContentPart(Struct):
@@ -191,7 +191,7 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct):
-    """One answer."""
+    """One of a reply's answers."""
 
     message: ChatMessage
     finish_reason: str | None = None
@@ -219,7 +219,7 @@ class Usage(Struct):
 
     @property
     def billed(self) -> Billed:
-        """Return it in the form used in records."""
+        """Return the usage in the form used in records."""
         prompt, completion = self.prompt_tokens_details, self.completion_tokens_details
         return Billed(
             input=self.prompt_tokens,
@@ -237,7 +237,7 @@ class ChatReply(Struct):
 
 
 def _drafts(reply: dict[str, Any], model: str, n: int, whole: bool, bills: list[Billed]) -> list[Drafted]:
-    """Return the answers in a reply, and append what it is billed to `bills`, even if the answers are of no use."""
+    """Return the answers in a reply, and append its bill to `bills`, even if the answers are unusable."""
     try:
         read = msgspec.convert(reply, ChatReply)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""The engine protocol, prefixes in and drafts of one step out, and how a prefix becomes token ids."""
+"""The engine protocol, which turns prefixes into drafts of one step, and the conversion of a prefix to token ids."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -16,8 +16,8 @@ from schemas.search import Served
 
 # The engine protocol: prefixes in, drafts of one step out.
 #
-# An engine serves one model: vLLM in this process, a remote server or a recording, all alike to the search. Every draft
-# has its own seed, so a path's text depends on its own identity and not on the rest of the batch, as far as
+# An engine serves one model, from vLLM in this process, a remote server or a recording; the search treats all alike.
+# Every draft has its own seed, so a path's text depends on its own identity and not on the rest of the batch, as far as
 # floating-point sums over different batches allow.
 
 
@@ -25,16 +25,16 @@ class Drafted(Struct, frozen=True):
     """One draft that an engine generated.
 
     Attributes:
-        text: The step with its delimiter. Empty if the model's context was full before it began.
+        text: The step with its delimiter. Empty if the model's context was already full.
         finish: Why it ended: `separator`, `eos`, `length` (cut at `step_tokens`; the path continues in the middle of
             the step) or `context` (the model's context is full; the path cannot continue).
         tokens: Number of tokens generated, including the end-of-sequence token.
-        prompt_tokens: Length of the prompt before it: template, question and prefix. For a first step it is L_in in
-            the cost.
-        token_ids: The tokens generated, if the engine returns them.
-        billed: Tokens billed for the request that made it, if an upstream counts them; if one request made several
-            drafts, only the first has it.
-        upstream: The upstream's choice, if the prefix asks for it whole.
+        prompt_tokens: Length of the prompt before the draft: template, question and prefix. For a first step it is
+            L_in in the cost.
+        token_ids: The generated tokens, if the engine returns them.
+        billed: Tokens billed for the draft's request, if an upstream counts them. If one request made several drafts,
+            only the first has them.
+        upstream: The upstream's choice, if the prefix's `whole` is set.
     """
 
     text: str
@@ -52,10 +52,10 @@ class Prefix(Struct, frozen=True, kw_only=True):
     Attributes:
         messages: The conversation, as in `Query.chat`.
         steps: The texts of the path's steps, in order, delimiters included; empty for a first step.
-        max_tokens: Maximum tokens per draft, above 0, if below the sampling's `step_tokens`; None for no bound.
-        options: What the client asks of a chat endpoint besides a text, and its sampling; other engines follow the
-            `Sampling` that they are given.
-        whole: Whether the reply is wanted whole (`Drafted.upstream`), whatever it is.
+        max_tokens: Maximum tokens per draft, above 0, if lower than the sampling's `step_tokens`; None for no bound.
+        options: The client's options for a chat endpoint, such as tools, and its sampling. Other engines ignore them
+            and use the `Sampling` that they are given.
+        whole: Whether to return the upstream's whole reply, whatever it is (`Drafted.upstream`).
     """
 
     messages: tuple[Message, ...]
@@ -93,8 +93,8 @@ class Engine(Protocol):
         Raises:
             PromptTooLongError: The question alone fills the model's context.
             RequestRefusedError: The model will never accept this request.
-            EngineFaultError: Another attempt may succeed.
-            EngineDiedError: Only a restart of the process helps.
+            EngineFaultError: The attempt failed; another may succeed.
+            EngineDiedError: The engine died, and only a restart of the process helps.
         """
         ...
 
@@ -113,24 +113,24 @@ class StreamingEngine(Engine, Protocol):
         """Return one draft, as `generate` would.
 
         Args:
-            step_id: As in `generate`; likewise the others.
+            step_id: As in `generate`.
             prefix: What to continue.
             seed: Seed of the draft.
-            sampling: Its sampling.
-            on_text: Called with each piece of its text as it arrives. The pieces need not be the whole text, but no
-                request is sent again once there was one.
+            sampling: As in `generate`.
+            on_text: Called with each piece of the text as it arrives. The pieces need not add up to the whole text, but
+                once one has been passed on, the request is not sent again.
 
         Raises:
-            ServingError: as `generate`.
+            ServingError: As in `generate`.
         """
         ...
 
 
 def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> None:
-    """Refuse a call whose seeds do not match its drafts.
+    """Reject a call whose number of seeds does not match its number of drafts.
 
     Raises:
-        ValueError: The caller made a mistake; the query is not at fault.
+        ValueError: They do not match, which is the caller's mistake and not the query's.
     """
     if n < 1 or len(seeds) != len(prefixes) * n:
         raise ValueError(
@@ -140,9 +140,9 @@ def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> Non
 
 # From a prefix to the token ids that an engine continues, and from its result to a draft.
 #
-# Records contain a path as text. Encoding it again may give other tokens than the model generated; then the prefix
-# cache misses and the distribution differs. So the token ids of live paths are cached here, and only paths that are
-# not in the cache, for instance after a restart, are encoded again.
+# Records contain a path as text. Encoding it again may give different tokens from those the model generated, in which
+# case the prefix cache misses and the distribution differs. So the token ids of live paths are cached here, and only
+# paths that are not in the cache, for instance after a restart, are encoded again.
 
 
 class Continuation(Struct, frozen=True):
@@ -169,7 +169,7 @@ class Continuer:
     Args:
         model: The model's name, for errors.
         prompts: The model's chat template and tokenizer.
-        context_tokens: Its longest prompt plus output.
+        context_tokens: The model's maximum tokens of prompt and output together.
         instruction: A system message for conversations without one, e.g. to reason step by step.
         remembered_bytes: Size of the cache of paths' token ids.
     """
@@ -194,8 +194,8 @@ class Continuer:
         """Return the prompt that the engine continues.
 
         Raises:
-            PromptTooLongError: The question alone fills the context. If a path fills it later, nothing is raised; its
-                continuation has `max_tokens` 0.
+            PromptTooLongError: The question alone fills the context. If a path fills it later, nothing is raised, and
+                the continuation has `max_tokens` 0.
         """
         question, key = self._question(prefix.messages)
         answer = self._answer_ids(prefix)
@@ -240,7 +240,7 @@ class Continuer:
         return Drafted(text=text, finish=finish, tokens=len(ids), prompt_tokens=prompt_tokens, token_ids=ids)
 
     def _question(self, messages: tuple[Message, ...]) -> tuple[tuple[int, ...], bytes]:
-        """Return prompt and digest of a conversation, cached because it may be long and all prefixes share it."""
+        """Return a conversation's prompt and digest, cached because it may be long and all prefixes share it."""
         if messages is not self._last[0]:
             self._last = messages, self._prompts.prompt(self._dialogue(messages)), digest(messages)
         return self._last[1:]
@@ -258,7 +258,7 @@ class Continuer:
         return known if known is not None else self._prompts.encode("".join(prefix.steps))
 
     def _whole(self, text: str, ids: tuple[int, ...]) -> bool:
-        """Return whether the text contains all of its tokens: the last one may extend beyond the delimiter."""
+        """Return whether the text contains its last token as a whole, which may extend beyond the delimiter."""
         return text.endswith(self._prompts.piece(ids[-1]))
 
     def _remember(self, continuation: Continuation, text: str, ids: tuple[int, ...]) -> None:

@@ -2,28 +2,28 @@
 
     UniscaleError
     └── ServingError
-        ├── EngineEnvironmentError   this process cannot host vLLM as it stands
+        ├── EngineEnvironmentError   this process cannot host vLLM in its environment
         ├── EngineStartError         a model could not be loaded
         ├── EngineDiedError          an engine or its thread is gone: restart the process
         ├── HostClosedError          called after close()
         ├── UnknownEngineError       no engine of that name is hosted here
         ├── DeadlinePassedError      the query's time ran out first
         ├── EndpointSuspendedError   the endpoint's circuit breaker is open
-        ├── EndpointRefusedError     the endpoint refuses us: wrong key, or it does not serve this model
+        ├── EndpointRefusedError     the endpoint refuses every request: wrong key, or it does not serve this model
         ├── RequestRefusedError      this request can never succeed
         │   ├── ContentFilteredError a content filter withheld the completion
-        │   └── PromptTooLongError   it leaves no room in the model's context
+        │   └── PromptTooLongError   the prompt leaves no room in the model's context
         └── EngineFaultError         another attempt may succeed
             ├── EngineUnreachableError   no connection
             ├── EngineBusyError          the server asked to wait (429, 503)
-            ├── StreamBrokenError        a reply broke off after its text had begun: not sent again
-            ├── EngineTimeoutError       no reply in time: it may have done the work, so nothing is sent again
-            └── EngineReplyError         an invalid reply: not sent again either
+            ├── StreamBrokenError        a reply broke off after its text had begun; not sent again
+            ├── EngineTimeoutError       no reply in time; not sent again, because the work may have been done
+            └── EngineReplyError         an invalid reply; not sent again
 
 Three class attributes say what to do: `retryable` (try again later), `fatal` (this process cannot continue: exit and
-let the supervisor restart it) and `infrastructure` (says nothing about the query or the action, so nothing may be
-learned from it). `cause` says how the model itself may have failed (`schemas.answer.Cause`); for a generator it takes
-precedence over `infrastructure`.
+let the supervisor restart it) and `infrastructure` (neither the query nor the action is at fault, so nothing may be
+learned from the error). `cause` says how the model itself may have failed (`schemas.answer.Cause`); for a generator it
+takes precedence over `infrastructure`.
 """
 
 from typing import ClassVar
@@ -81,7 +81,7 @@ class EndpointSuspendedError(ServingError):
 
 
 class EndpointRefusedError(ServingError):
-    """The endpoint refuses us (401, 402, 403, 404, a redirect …). Check key, address and the model's name there."""
+    """The endpoint refuses every request (401, 402, 403, 404, redirects). Check its key, address and model name."""
 
 
 class RequestRefusedError(ServingError):
@@ -112,7 +112,7 @@ class PromptTooLongError(RequestRefusedError):
 
 
 class EngineFaultError(ServingError):
-    """An attempt failed; another may succeed."""
+    """An attempt at a request failed; another attempt may succeed."""
 
     retryable = True
 
@@ -122,9 +122,9 @@ class EngineUnreachableError(EngineFaultError):
 
 
 class StreamBrokenError(EngineFaultError):
-    """A reply broke off after its text had begun. Check the server and what is between.
+    """A reply broke off after its text had begun. Check the server and any proxy in between.
 
-    A client may have read the text, and another reply may have another, so the request is not sent again.
+    A client may have read the text, and a second reply may have a different text, so the request is not sent again.
     """
 
     retryable = False
@@ -144,8 +144,8 @@ class EngineBusyError(EngineFaultError):
     """The server asked to wait (429 or 503).
 
     Attributes:
-        asked_s: Seconds of its Retry-After; 0 without one.
-        overloaded: Whether it is healthy but overloaded (429), rather than not ready (503).
+        asked_s: Seconds in the reply's Retry-After; 0 if there is none.
+        overloaded: Whether the server is healthy but overloaded (429), rather than not ready (503).
     """
 
     asked_s: float = 0.0

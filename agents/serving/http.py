@@ -55,7 +55,7 @@ class Keys:
 
     Attributes:
         by_host: Keys by `host` or `host:port`; the latter takes precedence.
-        by_name: Keys that entries of the catalogue file name, by that name and `host:port`.
+        by_name: Keys that are named by entries of the catalogue file, by that name and `host:port`.
     """
 
     by_host: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -76,11 +76,11 @@ class Keys:
             shared: A key for the endpoints at `urls`.
             urls: The endpoints in the operator's catalogue file. A model added by a control record may have any
                 address, so the shared key is not sent there.
-            named: Name, address and key of the endpoints in that file that name a key; of no others, for the same
-                reason.
+            named: Key name, address and key of the endpoints in that file that name a key. Other endpoints must not be
+                included, for the same reason.
 
         Raises:
-            KeysError: a part is not `host=key`.
+            KeysError: A part is not `host=key`.
 
         >>> keys = Keys.read("a:8000=k1, b=k2", shared="k3", urls=["https://c.example/v1"])
         >>> [keys.of(url) for url in ("http://a:8000", "http://b:9", "https://c.example", "http://a:9")]
@@ -115,9 +115,9 @@ def _host(url: str) -> str:
 # Circuit breaker of one endpoint, without I/O; the clock is passed in.
 #
 # An endpoint that is down, hangs or refuses our key fails every request, often fast. After a few failures in a row its
-# breaker opens: requests are refused here, and heartbeats omit its model, so the decider chooses another. After a pause
-# the breaker is half-open: requests pass again, and the first outcome closes or reopens it. Each pause is twice the one
-# before.
+# breaker opens: requests are refused here, and heartbeats omit its model, so the decider chooses a different one. After
+# a pause the breaker is half-open: requests pass again, and the first outcome closes or reopens it. Each pause is twice
+# the previous one.
 
 State = Literal["closed", "open", "half-open"]
 
@@ -126,11 +126,11 @@ FAILURES = 5
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 300.0
 LONGEST_REST_S = 3600.0
-"""Upper bound on the pause an endpoint may ask for, in case it used another unit."""
+"""Upper bound on the pause an endpoint may ask for, in case it used a unit other than seconds."""
 
 
 class Breaker:
-    """Circuit breaker of an endpoint: `FAILURES` in a row open it.
+    """Circuit breaker of an endpoint, which `FAILURES` failures in a row open.
 
     Args:
         clock: Seconds, monotonic.
@@ -159,11 +159,11 @@ class Breaker:
 
     @property
     def wait_s(self) -> float:
-        """Return the seconds until requests pass again; 0 when they do."""
+        """Return the seconds until requests pass again; 0 if they already do."""
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
     def succeeded(self) -> None:
-        """Record that the endpoint answered: the breaker closes, unless it asked for a rest since it was asked."""
+        """Record that the endpoint answered, which closes the breaker unless the endpoint has just asked for a rest."""
         if self._rests and self.state == "open":
             return
         self._rests = False
@@ -218,9 +218,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         connect_timeout_s: Longest wait for a connection.
         read_timeout_s: Longest wait for a reply; a busy server queues.
         silent_s: After requests have waited this long in total without any reply, each request cancelled after at least
-            a fifth of it counts as a failure of the endpoint. Otherwise queries that run out of time first would keep
-            the breaker of a hanging server closed forever.
-        retries: How often a request is tried.
+            a fifth of that time counts as a failure of the endpoint. Otherwise queries that run out of time first would
+            keep the breaker of a hanging server closed forever.
+        retries: How many times and with which pauses a request is tried.
         connections: Maximum requests in flight.
         headers: Sent with each request.
     """
@@ -243,13 +243,14 @@ class JsonServer:
 
     Args:
         settings: Its address and time-outs.
-        sleep: Awaited between attempts with seconds.
+        sleep: Awaited with the seconds between attempts.
         breaker: Counts successes and failures; by default a new one.
 
     Attributes:
-        answered: Set once the server has answered at all: before that, it may be loading its weights.
-        first: If set, sends a first question once the server is up, and returns what was wrong with the answer; the
-            server counts as having answered only if nothing was. The breaker limits how often it is sent.
+        answered: Set once the server has answered at all. Before that, it may be loading its weights.
+        first: If set, sends a first question once the server is up, and returns what was wrong with the answer. The
+            server counts as having answered only if nothing was wrong. The breaker limits how often the question is
+            sent.
         why: Why the last readiness check failed.
     """
 
@@ -294,17 +295,17 @@ class JsonServer:
         """Send a request and return the server's JSON reply as parsed by `read`.
 
         Args:
-            path: From the root of the server.
-            body: What is sent, as JSON.
+            path: Path from the root of the server.
+            body: The request's body, sent as JSON.
             read: Parses the reply; raises EngineReplyError if it is invalid. Only a reply that it accepts counts as a
                 success of the endpoint.
-            streamed: Makes the reader of a reply that `body` asks to be streamed. Plain JSON is accepted too.
+            streamed: Makes a reader for the reply, if `body` asks for a stream. Plain JSON is accepted too.
 
         Raises:
-            RequestRefusedError: the server refuses this request (400, 413, 422).
-            EndpointRefusedError: the server refuses us: any other status that is neither a success nor transient.
-            EndpointSuspendedError: its breaker is open.
-            EngineFaultError: the last attempt failed; the subclass says how.
+            RequestRefusedError: The server refuses this request (400, 413, 422).
+            EndpointRefusedError: The server refuses every request (any other status that is not transient).
+            EndpointSuspendedError: The endpoint's breaker is open.
+            EngineFaultError: The last attempt failed; the subclass says how.
         """
         content = msgspec.json.encode(body)
         self._callers += 1
@@ -321,15 +322,15 @@ class JsonServer:
                 self._idle.set()
 
     async def get(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at a path, asked for once, whatever the breaker says.
+        """Return the JSON object at a path, requested once and regardless of the breaker.
 
         Raises:
-            ServingError: there is none; the subclass says why.
+            ServingError: The server returned none; the subclass says why.
         """
         return await self._once(self._where(path), "GET", path, None)
 
     async def knock(self) -> None:
-        """Check whether a server that has not answered yet is up, by its models or else its health endpoint."""
+        """Check whether a server that has not answered yet is up, by its model list or else its health endpoint."""
         if self.answered.is_set():
             return
         for path in ("/v1/models", "/health"):
@@ -340,7 +341,7 @@ class JsonServer:
             self.why = why
 
     async def _is_answering(self) -> bool:
-        """Return whether the first question was answered; if it takes long, the next call goes on waiting for it."""
+        """Return whether the first question was answered. If that takes long, the next call continues to wait."""
         if self.first is None:
             return True
         if self._asking is None:
@@ -362,7 +363,7 @@ class JsonServer:
             self.breaker.failed(why)
 
     async def _fault(self, path: str) -> str:
-        """Return why a path gave no answer; empty if it gave one of any status."""
+        """Return why a path gave no answer; empty if there was an answer, whatever its status."""
         where = self._where(path)
         try:
             async with asyncio.timeout(PROBE_S):
@@ -408,14 +409,14 @@ class JsonServer:
                 found = read(await self._once(where, "POST", path, content, streamed))
             except asyncio.CancelledError:
                 answered, now = False, time.monotonic()
-                # A short wait says nothing: a client may have given its search half a second.
+                # A short wait proves nothing, because a client may have given its search only half a second.
                 waited = now - began >= self.settings.silent_s * PATIENT
                 if waited and (silent_s := self._silence.seconds(now)) >= self.settings.silent_s:
                     self.breaker.failed(f"{where}: no reply in {silent_s:.0f} s")
                 raise
             except ServingError as error:
                 if not error.infrastructure:
-                    self.breaker.succeeded()  # it answered: the request was at fault
+                    self.breaker.succeeded()  # it answered; the request was at fault
                 elif asks_for_long(error, self.settings.retries):
                     self.breaker.rest(error.asked_s, str(error))
                 elif not _has_too_much_to_do(error):
@@ -452,7 +453,7 @@ class JsonServer:
             raise EngineUnreachableError(
                 f"{where}: {error or type(error).__name__}; is the server up?"
             ) from error
-        except RuntimeError as error:  # httpx's, of a client that is closed
+        except RuntimeError as error:  # httpx raises it if the client is closed
             if not self._client.is_closed:
                 raise
             raise HostClosedError(
@@ -478,7 +479,7 @@ class JsonServer:
         content: bytes | None,
         streamed: EventStream | None,
     ) -> tuple[int, httpx.Headers, bytes]:
-        """Return status, headers and content of a reply; one that is streamed is read as it arrives."""
+        """Return status, headers and content of a reply, which `streamed` reads as it arrives."""
         headers = {"Content-Type": "application/json"}
         async with self._client.stream(method, path, content=content, headers=headers) as reply:
             parts, size = [], 0
@@ -513,7 +514,7 @@ class _Silence:
         self._since = now
 
     def seconds(self, now: float) -> float:
-        """Return the seconds of waiting, while a request waits or as the last one ends."""
+        """Return the seconds of waiting so far; valid while a request waits or when the last one ends."""
         return self._before_s + now - self._since
 
 
@@ -530,7 +531,7 @@ _ADVICE: dict[int, str] = {
     httpx.codes.NOT_FOUND: "; check endpoint.url, and the model's name there: endpoint.model of a chat endpoint, "
     "endpoint.served_name of an http one",
 }
-"""What to do about a refusal of every request, by its status."""
+"""What to do if an endpoint refuses every request, by status."""
 
 
 def _refusal(where: str, status: int, headers: httpx.Headers, data: bytes) -> ServingError:
@@ -560,7 +561,7 @@ def _complaint(data: bytes) -> str:
 def _retry_after_s(headers: httpx.Headers) -> float:
     """Return the seconds that a server asks to wait, as a number or until a date by its own clock (RFC 9110, 10.2.3).
 
-    0 if it asks for nothing readable.
+    The result is 0 if the header is missing or unreadable.
     """
     asked = headers.get("retry-after", "0")
     try:
@@ -570,14 +571,14 @@ def _retry_after_s(headers: httpx.Headers) -> float:
     try:
         until, now = (parsedate_to_datetime(each) for each in (asked, headers.get("date", "")))
         return max(0.0, (until - now).total_seconds())
-    except (ValueError, TypeError):  # a date without its time zone cannot be compared
+    except (ValueError, TypeError):  # a date without a time zone cannot be compared
         return 0.0
 
 
 # The engine of a remote vLLM server, at its `/v1/completions`.
 #
-# The prompt is rendered here with the model's own chat template, so a step is continued exactly as in process.
-# vLLM accepts and returns token ids, and reports the stop string that ended a completion.
+# The prompt is rendered here with the model's own chat template, so a path is continued exactly as by an engine in this
+# process. vLLM accepts and returns token ids, and reports the stop string that ended a completion.
 
 
 class HttpEngine:
@@ -585,10 +586,10 @@ class HttpEngine:
 
     Args:
         server: The server.
-        model: Its name in the catalogue.
-        prompts: Its chat template, from a local copy of its tokenizer.
+        model: The model's name in the catalogue.
+        prompts: The model's chat template, from a local copy of its tokenizer.
         context_tokens: The server's limit on prompt plus output.
-        served_name: Its name at the server; empty if it is the same as `model`.
+        served_name: The model's name on the server; empty if it is the same as `model`.
         instruction: A system message for conversations without one.
     """
 
@@ -698,7 +699,7 @@ def _choice(reply: dict[str, Any], model: str, most_tokens: int) -> CompletionCh
 
 
 async def all_of(calls: "Sequence[Coroutine[Any, Any, T]] | Any") -> list[T]:
-    """Await all; at the first failure, cancel the others."""
+    """Await all calls concurrently; at the first failure, cancel the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,4 +1,4 @@
-"""What a server says of the models that it has: their names, contexts and prices."""
+"""Reads from a server which models it has, with their names, contexts and prices."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -20,15 +20,15 @@ MODEL_INFO = "/model/info"
 
 
 class Listed(Struct, frozen=True, kw_only=True):
-    """A model of a server.
+    """A model that a server lists.
 
     Attributes:
-        id: Its name there.
-        root: What it was loaded from, as vLLM says: a folder or a name on the Hugging Face hub. Empty if unknown.
-        context_tokens: Its longest prompt plus answer; None if unknown.
-        max_output_tokens: Its longest answer; None if unknown.
-        price: What its tokens cost; None if unknown.
-        priced_by: Who says so.
+        id: Its name on the server.
+        root: Where vLLM loaded it from: a folder or a name on the Hugging Face hub. Empty if unknown.
+        context_tokens: Maximum tokens of prompt and answer together; None if unknown.
+        max_output_tokens: Maximum tokens of an answer; None if unknown.
+        price: Its token prices; None if unknown.
+        priced_by: Who stated the price.
     """
 
     id: str
@@ -40,7 +40,7 @@ class Listed(Struct, frozen=True, kw_only=True):
 
 
 class _Entry(Struct):
-    """A model as vLLM lists it, with `root` and `max_model_len`, or llama.cpp, with `meta`; other servers say less."""
+    """A listed model: vLLM gives `root` and `max_model_len`, llama.cpp gives `meta`, other servers give less."""
 
     id: str
     root: str | None = None
@@ -49,7 +49,7 @@ class _Entry(Struct):
 
     @property
     def context_tokens(self) -> int | None:
-        """Return the longest prompt plus answer; None if the server does not say it."""
+        """Return the maximum tokens of prompt and answer together; None if the server does not say."""
         slot = self.meta.get("n_ctx") if isinstance(self.meta, dict) else None
         return self.max_model_len or (slot if isinstance(slot, int) and slot > 0 else None)
 
@@ -69,7 +69,7 @@ class _Info(Struct, frozen=True):
 
     @property
     def price(self) -> Prices | None:
-        """Return what a million tokens cost; None where the proxy does not know, or says that they are free."""
+        """Return the prices of a million tokens; None if the proxy does not know them or says that they are free."""
         if not self.input_cost_per_token or not self.output_cost_per_token:
             return None
         costs = (self.input_cost_per_token, self.output_cost_per_token, self.cache_read_input_token_cost)
@@ -93,7 +93,7 @@ async def listed(server: JsonServer) -> list[Listed]:
     """Return the models that a server lists at `/v1/models`, in its order.
 
     Raises:
-        ServingError: it does not answer, refuses, or its reply is no list of models.
+        ServingError: The server does not answer, refuses the request, or its reply is not a list of models.
     """
     found = _read(await server.get(MODELS), _List, MODELS)
     return [
@@ -107,7 +107,7 @@ async def proxied(server: JsonServer) -> list[Listed]:
     A model that several deployments serve has the shortest of their contexts and the highest of their prices.
 
     Raises:
-        ServingError: it does not answer, refuses, or is no such proxy.
+        ServingError: The server does not answer, refuses the request, or is not such a proxy.
     """
     reply = _read(await server.get(MODEL_INFO), _Proxied, MODEL_INFO)
     found: dict[str, Listed] = {}
@@ -127,7 +127,7 @@ async def proxied(server: JsonServer) -> list[Listed]:
 
 
 async def prices_of(server: JsonServer) -> dict[str, Prices]:
-    """Return the prices that a server states, by its model names; none where it states none."""
+    """Return the prices that a server states, by its model names; empty if it states none."""
     try:
         return {each.id: each.price for each in await proxied(server) if each.price is not None}
     except ServingError:

@@ -1,9 +1,9 @@
-"""Probes distinguish a failing model from bad questions: a model whose queries fail is asked the operator's question.
+"""Probes tell a failing model from bad questions: a model whose queries fail is asked the operator's question.
 
-A failed query alone does not show the cause: the model may refuse every request (a wrong template, an unknown
-parameter), or no model could have answered. So clients' queries never suspend a model. A failure makes the executor ask
-the operator's question, with the parameters of a usual search; a model that fails it three times in a row is suspended
-until it passes.
+A failed query alone does not show the cause: the model may refuse every request (because of a wrong template or an
+unknown parameter), or no model could have answered. So clients' queries never suspend a model. After a failure, the
+executor asks the operator's question with the parameters of a usual search. A model that fails it three times in a row
+is suspended until it passes.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ MOST_FAILED = 3
 """Number of failed probes in a row after which a model is suspended."""
 
 PAUSES_S = (10.0, 300.0)
-"""Pause after a failed probe, and its upper bound: it doubles with each failed probe of a suspended model."""
+"""Pause after a failed probe, and its upper bound. The pause doubles with each failed probe of a suspended model."""
 
 
 class ProbeRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,8 +35,8 @@ class ProbeRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         question: The operator's question; any text counts as an answer.
-        timeout_s: Seconds within which the first step must arrive.
-        per_minute: Maximum probes per minute and model; a provider may charge for them.
+        timeout_s: Seconds within which the answer's first step must arrive.
+        per_minute: Maximum probes per minute and model, because a provider may charge for them.
     """
 
     question: str = "How much is 2 plus 3?"
@@ -55,7 +55,7 @@ async def ask(
     """Ask a model the operator's question, and return what is wrong with the answer; empty if nothing is.
 
     Raises:
-        ServingError: something other than the model failed.
+        ServingError: Something other than the model failed.
     """
     prefix = Prefix(messages=(Message(role="user", content=rules.question),), max_tokens=max_tokens)
     try:
@@ -75,7 +75,7 @@ async def ask(
 async def first_token(engine: Engine, sampling: Sampling, rules: ProbeRules) -> str:
     """Ask a server for one token of an answer, and return what was wrong with the reply; empty if nothing was.
 
-    A server that has too much to do is there. One token may be no text: a model may begin by reasoning.
+    An overloaded server passes. The token need not be text, because a model may begin by reasoning.
     """
     prefix = Prefix(messages=(Message(role="user", content=rules.question),), max_tokens=1)
     try:
@@ -90,7 +90,7 @@ async def first_token(engine: Engine, sampling: Sampling, rules: ProbeRules) -> 
     return ""
 
 
-# A white PNG of 56 by 56 pixels: vision models refuse smaller images than one of their patches.
+# A white PNG of 56 by 56 pixels, because vision models refuse images smaller than one of their patches.
 _IMAGE: Final = "data:image/png;base64," + "".join(
     (
         "iVBORw0KGgoAAAANSUhEUgAAADgAAAA4AQAAAACA/QazAAAAEElEQVR42mP4DwEMo/SQpAG+u4aIVGNb8gAAAABJ",
@@ -110,7 +110,7 @@ _TRIALS: Final[dict[Capability, ChatOptions]] = {
 
 
 async def tried(engine: Engine, sampling: Sampling, rules: ProbeRules, capability: Capability) -> str:
-    """Ask a chat endpoint for what its entry declares, and return why it does not support it; empty if it does."""
+    """Test a capability that a chat endpoint's entry declares, and return why it is missing; empty if it is not."""
     parts: tuple[dict[str, Any], ...] = ()
     if capability == "images":
         parts = {"type": "text", "text": rules.question}, {"type": "image_url", "image_url": {"url": _IMAGE}}
@@ -130,7 +130,7 @@ async def tried(engine: Engine, sampling: Sampling, rules: ProbeRules, capabilit
 
 
 async def streamed(engine: StreamingEngine, sampling: Sampling, rules: ProbeRules) -> str:
-    """Ask a server for a stream, and return what is wrong with it; empty if nothing is."""
+    """Request a stream from a server, and return what is wrong with the stream; empty if nothing is."""
     prefix = Prefix(messages=(Message(role="user", content=rules.question),), max_tokens=1)
     try:
         async with asyncio.timeout(rules.timeout_s):
@@ -149,13 +149,13 @@ class Prober:
 
     Args:
         engine: The model's engine.
-        sampling: Returns the sampling that searches use now.
+        sampling: Returns the current sampling of searches.
         rules: The deployment's settings.
         clock: Seconds, monotonic.
         told: Called after each probe with whether it passed.
 
     Attributes:
-        suspended: Whether it failed `MOST_FAILED` probes in a row and gets no queries.
+        suspended: Whether the model has failed `MOST_FAILED` probes in a row and gets no queries.
         why: What was wrong with the last probe; empty if it passed.
     """
 
@@ -179,7 +179,7 @@ class Prober:
     async def verdict(self) -> Probe | None:
         """Return the outcome of a recent probe, or of a new one.
 
-        None if this minute's probes are used up, or if the infrastructure failed.
+        The result is None if this minute's probes are used up, or if the infrastructure failed.
         """
         if (known := self._known()) is not None:
             return known
@@ -188,7 +188,7 @@ class Prober:
         return self._known()
 
     def suspect(self) -> None:
-        """Schedule a probe: a query failed, possibly through the model's fault."""
+        """Schedule a probe, because a query failed and the model may be at fault."""
         if self._due_s is None:
             passed = self._known()
             self._due_s = self._clock() + (FRESH_S - passed.age_s if passed is not None else 0.0)
@@ -219,7 +219,7 @@ class Prober:
             return None
         self._began_s.append(now_s)
         self._running = asyncio.create_task(self._probe())
-        # Retrieve the exception, or asyncio warns when no caller awaits the task.
+        # Retrieve the exception; otherwise asyncio warns if no caller awaits the task.
         self._running.add_done_callback(lambda done: done.cancelled() or done.exception())
         return self._running
 

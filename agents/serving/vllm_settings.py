@@ -1,4 +1,4 @@
-"""What to host and how, the environment that vLLM needs, and how much KV cache an engine gets."""
+"""Which models to host and how, the environment that vLLM needs, and the size of an engine's KV cache."""
 
 from collections.abc import Container, MutableMapping
 from pathlib import Path
@@ -9,7 +9,7 @@ import msgspec
 from agents.catalogue.models import DTYPE_BYTES, Architecture, EngineSettings
 from agents.serving.errors import EngineEnvironmentError
 
-# What to host and how, one frozen struct per model.
+# The settings of a hosted model, one frozen struct per model.
 #
 # Defaults suit small models on a CPU; on a GPU set `dtype="bfloat16"`, `kv_cache_bytes` to this model's share of the
 # card's memory, and `block_tokens=None` (vLLM chooses).
@@ -21,18 +21,19 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One model for one vLLM engine.
 
     Attributes:
-        name: Its name in requests; unique in a host.
+        name: The model's name in requests; unique in a host.
         path: A Hugging Face folder, or a hub id when the host is not `offline`.
         runner: `generate` for a language model, `pooling` for a process reward model.
-        dtype: Of weights and activations; float32 on a CPU, because verifier scores enter the early-exit bound.
-        context_tokens: Longest prompt plus output; None takes the checkpoint's own.
+        dtype: Data type of weights and activations; float32 on a CPU, because verifier scores enter the early-exit
+            bound.
+        context_tokens: Maximum tokens of prompt and output together; None takes the checkpoint's own limit.
         max_sequences: Maximum sequences in one batch of the engine.
-        kv_cache_bytes: KV cache of this engine alone. None leaves it to vLLM, which takes all of the machine's
+        kv_cache_bytes: Size of this engine's own KV cache. None leaves it to vLLM, which takes all of the machine's
             memory and so suits only one engine per process.
         block_tokens: Tokens per KV block. Prefix caching shares whole blocks, and vLLM's CPU default of 128
             is longer than most of our prompts. None leaves it to vLLM.
-        prefix_caching: Share the KV of equal prompt prefixes; every path of a search has one.
-        step_tag_id: For `pooling`: return the rows of this token alone (STEP pooling). None returns a
+        prefix_caching: Whether to share the KV of equal prompt prefixes, which all paths of a search have.
+        step_tag_id: Used with `pooling`, to return only the rows of this token (STEP pooling). None returns a
             row for every token (ALL pooling).
     """
 
@@ -52,8 +53,8 @@ def checkpoint_path(checkpoint: str, folder: str) -> str:
     """Return a checkpoint's folder, or the checkpoint itself if it is not a folder (a hub id).
 
     Args:
-        checkpoint: As written in a catalogue.
-        folder: What relative paths are relative to.
+        checkpoint: The checkpoint as written in a catalogue.
+        folder: The folder to which relative paths refer.
     """
     local = Path(folder) / checkpoint
     return str(local) if local.is_dir() else checkpoint
@@ -62,10 +63,10 @@ def checkpoint_path(checkpoint: str, folder: str) -> str:
 # The process environment vLLM needs, set in one place before vLLM is imported.
 #
 # Part of vLLM's configuration can only be set through environment variables. This is the only file below the services
-# that touches them, and it only writes: none of our own settings is read from the environment here.
+# that touches them, and it only writes them: none of our own settings is read from the environment here.
 
-# Without it one thread cannot own several engines: vLLM silently starts a process for each, and a further model takes
-# 35 s to load instead of 0.3 s.
+# Without it, vLLM silently starts a process for each engine, so one thread cannot own several, and a further model
+# takes 35 s to load instead of 0.3 s.
 REQUIRED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 # An operator's own export takes precedence over these.
@@ -79,7 +80,7 @@ PREFERRED = {
 
 
 def prepare_environment(offline: bool, environ: MutableMapping[str, str], imported: Container[str]) -> None:
-    """Write what vLLM needs into `environ`, or refuse if vLLM was imported before.
+    """Set the variables that vLLM needs in `environ`.
 
     Args:
         offline: Whether the host to be started never accesses the Hugging Face hub.
@@ -87,7 +88,7 @@ def prepare_environment(offline: bool, environ: MutableMapping[str, str], import
         imported: `sys.modules` of this process.
 
     Raises:
-        EngineEnvironmentError: vLLM has already been imported with other values.
+        EngineEnvironmentError: vLLM has already been imported with different values.
     """
     wrong = {name: value for name, value in REQUIRED.items() if environ.get(name) != value}
     if wrong and "vllm" in imported:
@@ -98,30 +99,30 @@ def prepare_environment(offline: bool, environ: MutableMapping[str, str], import
     environ.update(REQUIRED)
     if offline:
         environ["HF_HUB_OFFLINE"] = "1"
-    # It would override every model's own kv_cache_bytes, in whole GiB each.
+    # This variable would override every model's own kv_cache_bytes with a number of whole GiB.
     environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     for name, value in PREFERRED.items():
         environ.setdefault(name, value)
 
 
-# How much KV cache an engine gets: one sequence of full length, or a batch of usual ones.
+# The size of an engine's KV cache: room for one sequence of full length, or for a batch of usual ones.
 
 GIB = 1 << 30
-USUAL_TOKENS = 1024  # a question and a path of steps, generously
-BLOCK_TOKENS = 128  # vLLM's own on a CPU
+USUAL_TOKENS = 1024  # a generous bound for a question and a path of steps
+BLOCK_TOKENS = 128  # vLLM's default on a CPU
 SPARE_BLOCKS = 2  # vLLM keeps a null block and rounds up
 
 
 def kv_cache_bytes(shape: Architecture, engine: EngineSettings) -> int:
     """Return the bytes of KV cache for one engine.
 
-    At least one sequence of full length, without which vLLM refuses to start. Beyond that, the catalogue's value, or
-    room for `max_sequences` usual ones, but at most 1 GiB: too small a cache causes preemptions, too large a cache
-    starves the next engine.
+    It is the catalogue's value or, if there is none, enough for `max_sequences` usual sequences but at most 1 GiB: too
+    small a cache causes preemptions, and too large a cache starves the next engine. It is always enough for one
+    sequence of full length, without which vLLM refuses to start.
 
     Args:
         shape: Architecture of the model.
-        engine: Its engine's entry in the catalogue.
+        engine: The engine's settings in the catalogue.
     """
     token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPE_BYTES[engine.dtype]
     blocks = -(-engine.context_tokens // BLOCK_TOKENS) + SPARE_BLOCKS

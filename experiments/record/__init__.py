@@ -1,1 +1,1 @@
-"""Recording: every (question, configuration) run for real and written to one columnar file."""
+"""Makes recordings: runs every (question, configuration) for real and writes the outcomes to one columnar file."""

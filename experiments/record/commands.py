@@ -1,4 +1,4 @@
-"""The commands of `python -m experiments` that make recordings or rerun recorded searches."""
+"""The commands of `python -m experiments` that make recordings or rerun their searches."""
 
 import asyncio
 import os
@@ -136,7 +136,7 @@ def record(
         settings = {
             "catalogue": loaded.fingerprint,
             "task": task,
-            # Of all questions, so that a short recording can be extended and keeps its searches.
+            # The digest of all questions, so that a short recording can be extended and keeps its searches.
             "questions": fingerprint(asked(1.0)),
             "models": list(loaded.model_names),
             "searched": sorted({(action.qp, action.cp) for action in plan.actions}),
@@ -291,7 +291,7 @@ def depth_limit(recording: Path, catalogue: Path, most: int) -> None:
 
 
 def _with(recording: Path, catalogue: Path, do: Callable[[rerun.Reopened], Awaitable[T]]) -> T:
-    """Run a coroutine on a recording's checkpoints, with a pool of graders."""
+    """Run a coroutine on a reopened recording, with a pool of graders."""
 
     async def go(pool: GradingPool) -> T:
         return await do(await rerun.reopen(recording, load_catalogue(catalogue), pool.ask))

@@ -1,11 +1,11 @@
 """Plans and runs a recording: every (question, configuration, sample), in the required variants.
 
 A shard is one (sample, model, question); its searches share a memory of drafts. In the paper's protocol, the first
-sample is run with and without early exit and with every verifier, later ones with early exit and the verifier in use.
-BEST-Route*'s further arms are derived from 64 independent paths, (64, 1, 1), which are always run without early exit.
-Runs without early exit, or with the other verifiers, may be restricted to some of the questions. Mixed traffic is run
-with early exit and the verifier in use only, and its best of 1, 4 and 16 are derived from (64, 1, 1); drafts missing
-there because of early exit are generated. Further variants of searches can be added later; existing ones are kept.
+sample is run with and without early exit and with every verifier, later samples with early exit and the verifier in
+use. BEST-Route*'s further arms are derived from 64 independent paths, (64, 1, 1), which are always run without early
+exit. Runs without early exit, or with the other verifiers, may be restricted to some of the questions. Mixed traffic is
+run only with early exit and the verifier in use, and its best of 1, 4 and 16 are derived from (64, 1, 1). Drafts that
+are missing there because of early exit are generated. Variants of searches can be added later; existing ones are kept.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from schemas.errors import UniscaleError
 
 MIXED_PAIRS = ((MAX_DRAFTS, 1), (1, 4), (4, 4), (4, 16))
 MIXED_DERIVED = ((1, 1), (4, 1), (16, 1))
-"""Derived (QP, CP) of mixed traffic; with those searched, 42 actions of six models."""
-IN_FLIGHT = 48  # shards in progress at a time
+"""Derived (QP, CP) of mixed traffic. Together with the searched pairs, they make 42 actions for six models."""
+IN_FLIGHT = 48  # number of shards in progress at a time
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """Return its name in the journal."""
+        """Return the shard's name in the journal."""
         return shard_name(self.sample, self.model, self.question.question_id)
 
 
@@ -56,9 +56,9 @@ class RecordingPlan:
         verifier: The verifier in use.
         others: Further verifiers, for the first sample.
         seed: Seed of all drafts.
-        part: Number of this process and of all processes; (1, 1) if it is the only one. Each has its own questions.
-        whole: Ids of the questions whose first sample is also run without early exit, as their 64 independent paths
-            always are.
+        part: Number of this process, from 1, and number of all processes, each of which has its own questions.
+        whole: Ids of the questions whose first sample is also run without early exit. For all of their samples, the 64
+            independent paths are run without it.
         compared: Ids of the questions whose first sample is also run with the other verifiers.
     """
 
@@ -86,10 +86,10 @@ class RecordingPlan:
         """Return the paper's plan over the whole space of a catalogue.
 
         Args:
-            bench: Its catalogue and verifiers.
-            questions: The questions, in this order.
-            samples: Number of samples.
-            part: Number of this process and of all processes.
+            bench: The catalogue and its verifiers.
+            questions: The questions, in the recording's order.
+            samples: Number of samples of each search.
+            part: Number of this process, from 1, and number of all processes.
             whole: Questions that are also run without early exit.
             compared: Questions that are also run with every verifier.
         """
@@ -104,7 +104,7 @@ class RecordingPlan:
     def of_mixed(
         cls, bench: Bench, questions: Sequence[Question], samples: int, part: tuple[int, int] = (1, 1)
     ) -> "RecordingPlan":
-        """Return the plan of mixed traffic: seven pairs (QP, CP) per model, early exit, the verifier in use."""
+        """Return the plan for mixed traffic: seven pairs (QP, CP) per model, early exit, and the verifier in use."""
         run, derived = (
             [a for a in uis_space(bench.catalogue) if (a.qp, a.cp) in pairs]
             for pairs in (MIXED_PAIRS, MIXED_DERIVED)
@@ -112,14 +112,14 @@ class RecordingPlan:
         return cls(questions, run, derived, samples, bench.catalogue.verifier, part=part)
 
     def shards(self) -> Iterator[Shard]:
-        """Yield this process's shards, those of a question together because they share scores."""
+        """Yield this process's shards, those of a question one after another because they share scores."""
         for sample in range(self.samples):
             for question in self._of_part():
                 for model in dict.fromkeys(action.model for action in self.actions):
                     yield Shard(sample, model, question)
 
     def _of_part(self) -> list[Question]:
-        """Return this process's questions, alternating between levels, so that the time left can be estimated early."""
+        """Return this process's questions, alternating between levels so that the time left can be estimated early."""
         turns: Counter[str] = Counter()
         placed = []
         for question in self.questions:
@@ -130,7 +130,7 @@ class RecordingPlan:
         return [question for _, question in ordered][number - 1 :: parts]
 
     def variants(self, sample: int, question: Question) -> list[Variant]:
-        """Return the variants of a question's searches, those without early exit first, for reuse by the others."""
+        """Return the variants of a question's searches, first the one without early exit, whose drafts others reuse."""
         in_use = Variant(self.verifier, early_exit=True)
         if sample > 0:
             return [in_use]
@@ -139,7 +139,7 @@ class RecordingPlan:
         return [*whole, in_use, *(Variant(name, early_exit=True) for name in others)]
 
     def runs(self) -> set[RunKey]:
-        """Return the journal's keys for this process when it is complete."""
+        """Return the keys that the journal has once this process has finished."""
         return {
             (shard.name, variant.verifier, variant.early_exit)
             for shard in self.shards()
@@ -158,13 +158,13 @@ def shard_name(sample: int, model: str, question_id: str) -> str:
 
 
 def run_of(row: dict[str, Any]) -> RunKey:
-    """Return the run that a row belongs to."""
+    """Return the run to which a row belongs."""
     name = shard_name(row["sample"], row["model"], row["question"])
     return name, row["verifier"], row["early_exit"]
 
 
 def search_id(question: Question, source: Action, sample: int, seed: int) -> str:
-    """Return the id that the seeds of a search's drafts derive from: question, action and sample.
+    """Return the id from which the seeds of a search's drafts derive, made of question, action and sample.
 
     Outcomes of different actions on one question are independent, except for BEST-Route*'s derived arms, which are
     prefixes of one set of paths.
@@ -173,7 +173,7 @@ def search_id(question: Question, source: Action, sample: int, seed: int) -> str
 
 
 class DerivationError(UniscaleError):
-    """A derived search needs a draft that its source does not have: the engine is not reproducible."""
+    """A derived search needs a draft that its source does not have, so the engine is not reproducible."""
 
 
 async def record(
@@ -254,7 +254,7 @@ async def _shard(
     rows = [row for batch in await asyncio.gather(*map(run, own)) for row in batch]
     if wide is not None and in_use in variants:
         made = memory.made
-        # The widest first, so that narrower ones find its drafts.
+        # The widest search comes first, so that narrower ones find its drafts.
         for action in reversed([action for action in plan.derived if action.model == shard.model]):
             rows.append(await row(wide, action, in_use))
         if question.question_id in plan.whole and (sample > 0 or whole in variants) and memory.made != made:
@@ -268,13 +268,13 @@ def take_over(journal: SearchJournal, earlier: Path, questions: Iterable[Questio
     """Copy an earlier recording's searches into the journal of a longer one.
 
     Args:
-        journal: The journal; with any number of samples, and at least the earlier recording's verifiers.
+        journal: The journal of the longer recording, which has at least the verifiers of the earlier one.
         earlier: The earlier recording.
         questions: All questions of the task.
 
     Raises:
-        OutcomeError: it is not one of our recordings.
-        JournalError: a question or a setting has changed.
+        OutcomeError: The file is not one of our recordings.
+        JournalError: A question or a setting has changed.
     """
     settings, now = table.settings_of(earlier), journal.settings
     texts = {each.question_id: each.text for each in questions}

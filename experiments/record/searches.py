@@ -1,9 +1,9 @@
 """Runs one search with the product's own forest, engine and verifier, and returns its outcome.
 
 Randomness is keyed to the path: a draft's seed is a hash of the search's id and the draft's position in the forest. So
-two runs of one search that differ in early exit, verifier or the number of independent paths share the drafts that both
-make. `SearchMemory` stores them: a second run reuses them, and the engine generates the rest. A run made entirely from
-memory is *derived*; it is identical to a real run, which tests verify with new engines.
+two runs of a search that differ in early exit, verifier or number of independent paths share the drafts that both make.
+`SearchMemory` stores them; a second run reuses them, and the engine generates the rest. A run made entirely from memory
+is *derived*. It is identical to a real run, which tests verify with new engines.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from schemas.search import Scored, Served
 
 @dataclass
 class Known:
-    """Cached scores and grades of one question, over all models: the same path has the same score and grade.
+    """Cached scores and grades of one question, shared by all models, because equal paths have equal scores and grades.
 
     Attributes:
         scores: Scores by verifier and steps.
@@ -45,9 +45,10 @@ class Known:
 
 @dataclass
 class SearchMemory:
-    """Drafts by seed, for the searches of one question, model and sample.
+    """Drafts that the searches of one question, model and sample share.
 
     Attributes:
+        drafts: The drafts by seed.
         known: Cached scores and grades of the question.
         made: Number of drafts that an engine generated.
     """
@@ -59,7 +60,7 @@ class SearchMemory:
 
 @dataclass(frozen=True)
 class Variant:
-    """How a search is run: with which verifier, with or without early exit."""
+    """How a search is run: with which verifier, and with or without early exit."""
 
     verifier: str
     early_exit: bool
@@ -70,7 +71,7 @@ class Bench:
     """Everything that searches need.
 
     Attributes:
-        catalogue: Prices and samplings.
+        catalogue: The catalogue, for architectures and sampling.
         engines: Engines by model.
         verifiers: Verifiers by name.
         ask: Asks a grading process if no exact rule decides.
@@ -88,7 +89,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Found:
-    """The outcome of one search. Costs in eFLOPs; `seconds` include the machine's other load while recording."""
+    """The outcome of one search. Costs are in eFLOPs; `seconds` depend on what else ran while recording."""
 
     correct: bool
     complete: bool
@@ -119,9 +120,9 @@ async def search(
         question: The question.
         action: The configuration.
         variant: Verifier and early exit.
-        search_id: Determines the drafts' seeds, together with their positions.
-        bench: Engines, verifiers, prices.
-        memory: Memory of this question and sample.
+        search_id: The id that determines the drafts' seeds, together with their positions.
+        bench: Engines, verifiers and catalogue.
+        memory: Memory of this question, model and sample.
     """
     began, made = time.perf_counter(), 0
     model = bench.catalogue.model(action.model)
@@ -148,7 +149,7 @@ async def _drafted(
     bench: Bench,
     memory: SearchMemory,
 ) -> tuple[Forest, list[tuple[str, ...]], int]:
-    """Return the forest with a step's drafts, the steps above them, and the number of drafts not found in memory."""
+    """Return the forest with a step's drafts, the paths that they continue, and the number of new drafts generated."""
     messages = (Message(role="user", content=question.text),)
     above = [forest.steps(e.parent) for e in wanted.expansions]
     missing = [
@@ -162,7 +163,7 @@ async def _drafted(
         engine = bench.engines[forest.action.model]
         drafts = await engine.generate(f"{search_id}/{wanted.step}", prefixes, wanted.n, seeds, sampling)
         for seed, draft in zip(seeds, drafts, strict=True):
-            # Another variant of this search may have made it meanwhile; keep a single draft per seed.
+            # Another variant of this search may have made the draft meanwhile; keep a single draft per seed.
             memory.drafts.setdefault(seed, draft)
     taken = [memory.drafts[seed] for e in wanted.expansions for seed in e.seeds]
     return tell_drafts(forest, wanted.step, taken, taken[0].prompt_tokens), above, len(missing) * wanted.n
@@ -193,7 +194,7 @@ async def _scored(
 def _graded(text: str, question: Question, bench: Bench) -> Grade:
     try:
         return grade(text, question.reference, ask=bench.ask)
-    except GraderFailed:  # recordings have only right and wrong
+    except GraderFailed:  # recordings know only right and wrong answers
         return Grade(correct=False, answer=extract_boxed(text), how="math-verify", version=grader_version())
 
 
@@ -247,10 +248,10 @@ async def open_bench(
 
     Args:
         catalogue: The catalogue.
-        engine: `torch`, the plain sampler, or `vllm`, the product's engine.
+        engine: `torch` for the plain sampler, or `vllm` for the product's engine.
         ask: Asks a grading process.
-        folder: What the catalogue's paths are relative to.
-        verifiers: Number of verifiers to load, starting with the one in use; by default all.
+        folder: The folder to which the catalogue's paths refer.
+        verifiers: Number of verifiers to load, starting with the one in use; None for all.
     """
     entries = sorted(catalogue.verifiers, key=lambda each: each.name != catalogue.verifier)[:verifiers]
     scorers: dict[str, Verifier] = {}

@@ -19,14 +19,14 @@ from experiments.yardstick import is_history
 
 # The recorded questions: stories in the paper's proportions, programs for the second task, or mixed traffic.
 #
-# All are from the family's `record` split: no model was trained, and no anchor measured, on any of them. They are read
-# from `experiments/data/questions.jsonl.zst`, which also contains the questions that the family was validated and
-# tested on, and never changes.
+# All are from the family's `record` split, on which no model was trained and no anchor measured. They are read from
+# `experiments/data/questions.jsonl.zst`, which never changes. It also contains the questions on which the family was
+# validated and tested.
 
 FILE = Path(__file__).parents[1] / "data" / "questions.jsonl.zst"
 
 PROPORTIONS: Mapping[str, Mapping[str, int]] = {
-    # 30 of each of five levels, and 60 harder ones in place of the paper's AIME'24 and '25.
+    # 30 of each of five levels, and 60 harder ones instead of the paper's AIME'24 and AIME'25.
     "math": {**{f"level_{n}": 30 for n in range(1, 6)}, "contest": 60},
     "code": {"code_2": 53, "code_3": 53, "code_4": 52, "code_6": 52},
 }
@@ -37,10 +37,10 @@ HISTORY = {
     **{f"procedure_{n}": 25 for n in range(1, 4)},
     **{"code_2": 13, "code_3": 12, "code_4": 13, "code_6": 12},
 }
-"""Mixed traffic's history, 500 questions: 30 % quick, 40 % stories, 5 % contest, 15 % procedures, 10 % code."""
+"""Mixed traffic's history of 500 questions: 30 % quick, 40 % stories, 5 % contest, 15 % procedures and 10 % code."""
 
 LIVE = {level: 25 if level.startswith("code") else 2 * each for level, each in HISTORY.items()}
-"""Its live questions, 1,000 in the same proportions."""
+"""Mixed traffic's 1,000 live questions, in the same proportions."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Question:
 
 
 def questions_of(task: str, share: float = 1.0) -> list[Question]:
-    """Return the questions to record, without duplicates: 210 if `share` is 1, and at least one per level above 0."""
+    """Return the questions to record: 210 if `share` is 1, at least one per level if it is above 0, none if it is 0."""
     found = []
     for level, number in PROPORTIONS[task].items():
         found += _of_level(task, level)[: max(1, round(number * share)) if share else 0]
@@ -63,13 +63,13 @@ def questions_of(task: str, share: float = 1.0) -> list[Question]:
 
 
 def mixed_traffic(share: float = 1.0) -> list[Question]:
-    """Return mixed traffic: 500 questions of history and 1,000 live ones, without duplicates.
+    """Return mixed traffic, which has 500 questions of history and 1,000 live ones.
 
-    Each level's questions are taken in order until both sides of the lab's split, a hash of the question's id, have
-    their number.
+    The questions of each level are taken in order until both sides of the lab's split, which is by a hash of the
+    question's id, have enough.
 
     Args:
-        share: Share of both sides of each level to return; at least one question per level and side.
+        share: Share of both sides of each level to return, but at least one question per level and side.
     """
     found = []
     for level, number in HISTORY.items():
@@ -86,8 +86,8 @@ def question_set(name: str) -> list[Question]:
     """Return the questions of a set in the order of the file.
 
     Args:
-        name: `math`, `code` or `mixed`, which are recorded; `validation`; `test-11`, `test-2029` or `test-23`, named
-            after their seeds; `everyday-development` or `everyday-sealed`.
+        name: `math`, `code` or `mixed` for the recorded sets; `validation`; `test-11`, `test-2029` or `test-23`, which
+            are named after their seeds; `everyday-development` or `everyday-sealed`.
 
     Raises:
         KeyError: There is no such set.
@@ -96,7 +96,7 @@ def question_set(name: str) -> list[Question]:
 
 
 def fingerprint(questions: list[Question]) -> str:
-    """Return a digest of ids and texts."""
+    """Return a digest of the questions' ids and texts."""
     content = "\n".join(f"{q.question_id}\t{q.text}" for q in questions)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -118,7 +118,7 @@ def _of_level(name: str, level: str) -> list[Question]:
     return [question for question in _sets()[name] if question.level == level]
 
 
-# The file: rows in a fixed order, small types, questions and settings in its metadata.
+# The file, which has rows in a fixed order, small types, and questions and settings in its metadata.
 
 WORDS = pa.dictionary(pa.int16(), pa.string())
 SCHEMA = pa.schema(
@@ -158,7 +158,7 @@ KEY = ("sample", "verifier", "early_exit", "model", "qp", "cp", "question")
 def write(
     path: Path, rows: Iterable[dict[str, Any]], questions: Sequence[Question], settings: dict[str, Any]
 ) -> int:
-    """Write the file atomically; return its size in bytes. The same rows in any order give the same file."""
+    """Write the file atomically, and return its size in bytes. The same rows in any order give the same file."""
     ordered = sorted(rows, key=lambda row: tuple(row[name] for name in KEY))
     metadata = {
         "uniscale.questions": orjson.dumps([asdict(question) for question in questions]),
@@ -176,7 +176,7 @@ def settings_of(recording: Path) -> dict[str, Any]:
     """Return a recording's settings.
 
     Raises:
-        OutcomeError: it is not one of our recordings.
+        OutcomeError: The file is not one of our recordings.
     """
     metadata = (pq.read_schema(recording).metadata or {}) if recording.is_file() else {}
     if b"uniscale.settings" not in metadata:

@@ -1,1 +1,1 @@
-"""The plain sampler: batched inference of small checkpoints in PyTorch, which makes recordings fast."""
+"""The plain sampler: batched inference with small checkpoints in PyTorch, which makes recordings fast."""

@@ -2,8 +2,9 @@
 
 A batch has prefixes of different lengths, and rows that each continue one of them. A prefix's keys and values are
 stored once, however many rows share it. Attention to the prefix and to a row's own columns is computed separately, and
-the two parts are combined by rescaling with their maxima, as in an online softmax. `agents.serving` serves models; this
-module only makes recordings of small models fast on a CPU. Tests compare it with transformers and vLLM.
+the two parts are combined by rescaling with their maxima, as in an online softmax. The purpose is only to make
+recordings of small models fast on a CPU; models are served by `agents.serving`. Tests compare this module with
+transformers and vLLM.
 """
 
 import json
@@ -20,7 +21,7 @@ from torch.nn import functional
 
 from schemas.errors import UniscaleError
 
-# Keys and values: of a batch (prefixes once, each row's own columns), and of live paths between batches.
+# Keys and values of a batch (prefixes, stored once, and each row's own columns), and of live paths between batches.
 
 Ids = tuple[int, ...]
 
@@ -32,8 +33,9 @@ class Cache:
     Attributes:
         prefixes: Keys and values of the prefixes, shape (layers, 2, prefixes, kv_heads, columns, head_dim).
         lengths: Lengths of the prefixes, shape (prefixes,).
-        values: The rows' own, shape (layers, 2, at least rows, kv_heads, at least width, head_dim).
-        prefix_of: Each row's prefix, shape (rows,).
+        values: Keys and values of the rows' own columns, shape (layers, 2, at least rows, kv_heads, at least width,
+            head_dim).
+        prefix_of: Index of each row's prefix, shape (rows,).
         width: Number of own columns in use.
     """
 
@@ -45,16 +47,16 @@ class Cache:
 
     @property
     def rows(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return len(self.prefix_of)
 
     def branch(self, above: Sequence[int]) -> list[int]:
         """Replace the rows: rows with one continuation stay, those with several are copied, the others are dropped.
 
-        As little as possible is copied. Unused prefixes are removed once they are half of all.
+        As little as possible is copied. Unused prefixes are removed once they are half of all prefixes.
 
         Args:
-            above: For each new row, the row that it continues.
+            above: The row that each new row continues.
 
         Returns:
             The index of each new row, a permutation of 0 … len(above) - 1.
@@ -95,12 +97,12 @@ class Cache:
             self.values[:, :, :used, :, : self.width] = before[:, :, :used, :, : self.width]
 
 
-# Keys and values of live paths, in the pieces in which they were computed, so that no prefix is computed twice.
+# Keys and values of live paths, in the pieces in which they were computed, so that no prefix is computed again.
 
 
 @dataclass
 class Piece:
-    """Keys and values that a path adds to the one it continues, shape (layers, 2, kv_heads, tokens, head_dim)."""
+    """Keys and values that a path adds to the path that it continues, shape (layers, 2, kv_heads, tokens, head_dim)."""
 
     above: Ids | None
     values: Tensor
@@ -111,7 +113,7 @@ class Kept:
     """LRU cache of pieces by the token ids of their whole path.
 
     Args:
-        size: Maximum bytes of all pieces.
+        size: Maximum bytes of all pieces together.
     """
 
     def __init__(self, size: int = 400_000_000) -> None:
@@ -130,7 +132,7 @@ class Kept:
             self._held -= gone.values.nbytes
 
     def chain(self, path: Ids) -> list[Piece] | None:
-        """Return a path's pieces from its root, or None if one of them is not cached."""
+        """Return a path's pieces from its root on; None if one of them is not cached."""
         found = []
         at: Ids | None = path
         while at is not None:
@@ -146,9 +148,9 @@ class Kept:
 # Attention of rows to shared prefixes and to their own columns, computed in two parts that are then combined.
 
 HIDDEN = -1e30  # finite, because an empty prefix must not give NaN
-# exp of this is negligible in float32 but still a normal number: exp takes 20 to 60 times as long if it underflows.
+# exp of this is negligible in float32 but still a normal number. If it underflows, exp takes 20 to 60 times as long.
 LEAST = -80.0
-# Measured cost of copying a prefix's keys and values, in rows of attention scores; affects only speed.
+# Measured cost of copying a prefix's keys and values, in rows of attention scores. It affects only the speed.
 COPIED = 16
 
 
@@ -162,7 +164,7 @@ class View:
         prefix: Prefix of each block; None if every prefix has one block, in order.
         place: Position of each row among count · wide positions; None if each prefix has one row, in order.
         beyond: Mask of columns beyond a prefix's length, shape (blocks, 1, 1, columns); None if there are none.
-        ahead: Causal mask of own columns, shape (new · group, width + new); None for one token.
+        ahead: Causal mask of own columns, shape (new, width + new); None for a single new token.
     """
 
     count: int
@@ -212,7 +214,7 @@ class View:
         return prefixes if self.prefix is None else prefixes[self.prefix]
 
     def together(self, q: Tensor) -> Tensor:
-        """Return (blocks, kv_heads, wide · …, head_dim) from (rows, kv_heads, …, head_dim)."""
+        """Regroup rows into blocks: (rows, kv_heads, …, head_dim) to (blocks, kv_heads, wide · …, head_dim)."""
         if self.place is None:
             return q
         _, heads, each, dim = q.shape
@@ -233,11 +235,11 @@ class View:
 
 
 def _block(rows_of: Tensor, scores: int) -> int:
-    """Return the rows per block: those of the prefix with the most rows, or fewer if most prefixes have few.
+    """Return the number of rows per block: that of the prefix with the most rows, or less if most prefixes have few.
 
     Args:
         rows_of: Number of rows of each prefix.
-        scores: Rows of attention scores per row: its new tokens times the query heads per key head.
+        scores: Rows of attention scores per row, which are its new tokens times the query heads per key head.
     """
     most = int(rows_of.max())
     one_each = int(rows_of.min()) > 0
@@ -253,7 +255,7 @@ def _block(rows_of: Tensor, scores: int) -> int:
 
 
 def part(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a part of a softmax attention: its weighted sum, its maximum exponent, its sum of weights."""
+    """Return a part of a softmax attention as its weighted sum, its maximum exponent and its sum of weights."""
     scores = q @ keys.transpose(2, 3)
     if hidden is not None:
         if hidden.dim() == 2:  # one row per new token; query heads that share keys are adjacent
@@ -264,7 +266,7 @@ def part(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tupl
     return weights @ values, top, weights.sum(-1, keepdim=True)
 
 
-# The checkpoint, and its forward pass over such a batch.
+# The checkpoint, and its forward pass over a batch.
 
 
 class CheckpointError(UniscaleError):
@@ -288,7 +290,7 @@ class Shape:
         """Read config.json.
 
         Raises:
-            CheckpointError: naming the unsupported field.
+            CheckpointError: A field is not supported. The message names the field.
         """
         config = json.loads((folder / "config.json").read_text())
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -311,10 +313,10 @@ class Shape:
 
 
 class Decoder:
-    """The trunk of one checkpoint, and its head: token logits, or probabilities of step labels.
+    """The trunk of one checkpoint and its head, which gives token logits or probabilities of step labels.
 
     Args:
-        folder: A Hugging Face folder of one safetensors file.
+        folder: A Hugging Face folder with a single safetensors file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -338,7 +340,7 @@ class Decoder:
         s = self.shape
         lengths = [sum(piece.shape[3] for piece in pieces) for pieces in prefixes]
         size = (s.layers, 2, len(prefixes), s.kv_heads, max(lengths, default=0), s.head_dim)
-        # Zeros and not what memory holds: a hidden column has no weight, but nothing times NaN is NaN.
+        # Zeros, not uninitialised memory: a hidden column has weight 0, but 0 times NaN is NaN.
         held = torch.zeros(size)
         for row, pieces in enumerate(prefixes):
             at = 0
@@ -357,9 +359,9 @@ class Decoder:
         """Return the last hidden states of new tokens, shape (rows, new, hidden), and add the tokens to the cache.
 
         Args:
-            tokens: Ids, shape (rows, new). Padding at a row's right end is harmless: no token attends to it within
-                this call, and the caller keeps only a row's own columns.
-            cache: Its width grows by `new`.
+            tokens: Token ids, shape (rows, new). Padding at a row's right end is harmless, because no token attends to
+                it within this call, and the caller keeps only the columns of a row's real tokens.
+            cache: The batch's cache, whose width grows by `new`.
         """
         s, w = self.shape, self._w
         new = tokens.shape[1]
@@ -379,12 +381,12 @@ class Decoder:
         return functional.rms_norm(x, x.shape[-1:], w["model.norm.weight"], s.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return token logits of hidden states; checkpoints without a head use the embeddings."""
+        """Return token logits for hidden states; checkpoints without a head use the embeddings."""
         head = self._w.get("lm_head.weight", self._w["model.embed_tokens.weight"])
         return functional.linear(hidden, head)
 
     def labels(self, hidden: Tensor) -> Tensor:
-        """Return probabilities of the labels of a `Qwen2ForProcessRewardModel`."""
+        """Return the label probabilities of a `Qwen2ForProcessRewardModel` for hidden states."""
         w = self._w
         inner = torch.relu(functional.linear(hidden, w["score.0.weight"], w["score.0.bias"]))
         return functional.linear(inner, w["score.2.weight"], w["score.2.bias"]).softmax(-1)

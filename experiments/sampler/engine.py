@@ -1,13 +1,13 @@
 """An engine with the executor's protocol that samples in batches with PyTorch, for recordings.
 
-Every draft draws its own random numbers from its own seed (one per token, by inverse transform sampling), so that
-randomness is keyed to the path: the rest of the batch only changes the last bits of floating-point sums. Drafts of a
-batch that have drawn the same tokens after the same prompt share one row of the forward pass: a confident model is run
-once for hundreds of drafts of many searches, and each draft still samples independently.
+Every draft draws random numbers from its own seed (one per token, by inverse transform sampling), so randomness is
+keyed to the path: the rest of the batch only changes the last bits of floating-point sums. Drafts of a batch that have
+drawn the same tokens after the same prompt share one row of the forward pass. A confident model is thus run once for
+hundreds of drafts of many searches, and each draft still samples independently.
 
 A path continues from its text, encoded again, not from its sampled tokens. Otherwise two drafts with the same text but
-different tokens would continue differently, and which one a path refers to would depend on what else was in flight. If
-a model generates the same tokens as its tokenizer, which trained models nearly always do, there is no difference.
+different tokens would continue differently, and which of them a path refers to would depend on what else was in flight.
+If a model generates the tokens that its tokenizer would, which trained models nearly always do, there is no difference.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ from experiments.sampler.decoder import Cache, Decoder, Ids, Kept
 from schemas.forest import Finish
 from schemas.search import Served
 
-# Tokens from logits and seeds: a draft's random numbers depend only on its seed and the position.
+# Tokens from logits and seeds. A draft's random numbers depend only on its seed and the position.
 
 _GOLDEN, _MIX = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def bits(seeds: NDArray[np.uint64], at: int) -> NDArray[np.uint64]:
-    """Return the number at a position of each seed's SplitMix64 stream (Steele, Lea and Flood 2014), 64 bits.
+    """Return the 64-bit number at a position of each seed's SplitMix64 stream (Steele, Lea and Flood 2014).
 
-    The generator allows random access, and so all drafts of a batch at once.
+    The generator allows random access, so the numbers of all drafts in a batch are computed at once.
 
     Args:
-        seeds: Shape (drafts,).
+        seeds: Seed of each draft, shape (drafts,).
         at: The position, from 0.
     """
     z = seeds + np.uint64(((at + 1) * _GOLDEN) & 0xFFFFFFFFFFFFFFFF)  # arrays wrap around, as they should
@@ -51,16 +51,16 @@ def bits(seeds: NDArray[np.uint64], at: int) -> NDArray[np.uint64]:
 
 
 def uniforms(seeds: NDArray[np.uint64], at: int) -> NDArray[np.float64]:
-    """Return u in [0, 1), 53 bits, for the token at a position of each draft; shape (drafts,)."""
+    """Return u in [0, 1), with 53 bits, for the token at a position of each draft; shape (drafts,)."""
     return (bits(seeds, at) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
-    """Return each row's cumulative distribution; at temperature 0 the most likely token has all the probability.
+    """Return each row's cumulative distribution; at temperature 0, the most likely token has all the probability.
 
     Args:
-        logits: Shape (rows, vocabulary).
-        sampling: Temperature, top_k, top_p.
+        logits: Token logits, shape (rows, vocabulary).
+        sampling: Temperature, top_k and top_p.
     """
     if sampling.temperature == 0:
         best = logits.argmax(-1, keepdim=True)
@@ -80,15 +80,15 @@ def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
 
 
 def draw(table: NDArray[np.float64], rows: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the token of each draw, where its row's cumulative distribution exceeds u; shape (draws,).
+    """Return the token of each draw, the first at which its row's cumulative distribution exceeds u; shape (draws,).
 
-    A single binary search in the concatenated rows, with row r over [r, r + 1), instead of a pass over the vocabulary
-    for each draw. With four thousand rows it loses the last twelve of u's 53 bits.
+    Each draw is a binary search in the concatenated rows, of which row r covers [r, r + 1), instead of a pass over the
+    vocabulary. With four thousand rows, this loses the last twelve of u's 53 bits.
 
     Args:
-        table: From `cumulative`, shape (rows, vocabulary).
-        rows: Each draw's row.
-        u: In [0, 1).
+        table: Cumulative distributions from `cumulative`, shape (rows, vocabulary).
+        rows: The row of each draw, shape (draws,).
+        u: The random number of each draw, in [0, 1), shape (draws,).
     """
     size = table.shape[1]
     line = (table + np.arange(len(table))[:, None]).ravel()
@@ -96,10 +96,10 @@ def draw(table: NDArray[np.float64], rows: NDArray[np.int64], u: NDArray[np.floa
     return np.asarray(np.searchsorted(line, within, side="right") - rows * size)
 
 
-# Texts to token ids, with each step encoded once, to render hundreds of thousands of paths.
+# Texts to token ids, with each step encoded only once, to render hundreds of thousands of paths.
 #
-# If no token can extend over the end of a step, a path's ids are the concatenation of its steps' ids, and few steps are
-# distinct. Otherwise the whole text is encoded, as in the product.
+# If no token can extend over the end of a step, a path's ids are the concatenation of its steps' ids, and only few
+# steps are distinct. Otherwise the whole text is encoded, as in the product.
 
 STEPS = 200_000
 _MOST_PIECES = 10_000  # larger vocabularies are not checked piece by piece
@@ -111,7 +111,7 @@ class Reencoding(Continuer):
     Args:
         model: Named in errors.
         prompts: The model's chat template and tokenizer.
-        context_tokens: Its longest prompt plus output.
+        context_tokens: The model's maximum tokens of prompt and output together.
         delimiter: The usual delimiter of steps.
     """
 
@@ -139,10 +139,10 @@ def closes(prompts: ChatPrompts, delimiter: str) -> bool:
 
 
 class Stepwise:
-    """Renders the same prompts as another format, encoding each step only once.
+    """Renders the same prompts as a given format, but encodes each step only once.
 
     Args:
-        format: A format that ends each step with a special token, so that no token extends over it.
+        format: A format that ends each step with a special token, so that no token extends over a step's end.
     """
 
     def __init__(self, format: StepTagFormat) -> None:
@@ -169,11 +169,11 @@ class Stepwise:
         return whole.token_ids[whole.positions[0] + 1 : whole.positions[1] + 1]
 
 
-# Fill batches from many searches: all items waiting for a model run together, the longest queue first.
+# Batches that are filled from many searches: all items that wait for a model run together, the longest queue first.
 
 
 class BatchRunner(Protocol):
-    """Runs batches, blocking the event loop.
+    """Runs batches, and blocks the event loop meanwhile.
 
     Attributes:
         rows: Approximate number of items per batch; the items of one call stay together.
@@ -187,11 +187,11 @@ class BatchRunner(Protocol):
 
 
 class Pump:
-    """Queues of calls by worker, run once all searches in flight are waiting.
+    """Queues calls by worker, and runs them once all searches in flight are waiting.
 
     Attributes:
         batches: Number of batches run.
-        items: Number of items in all of them.
+        items: Number of items in all these batches.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class Pump:
         self._running: asyncio.Task[None] | None = None
 
     async def submit(self, worker: BatchRunner, items: Sequence[Any]) -> list[Any]:
-        """Return the results of items, from whichever batch they are in; a failed batch fails its callers."""
+        """Return the results of items once their batch has run; if it fails, its error is raised in all its callers."""
         if not items:
             return []
         loop = asyncio.get_running_loop()
@@ -236,7 +236,7 @@ class Pump:
         self.items += len(items)
         try:
             results = iter(worker.run(items))
-        # A model's error is raised in the callers, not in the task that runs batches.
+        # The worker's error is raised in the callers, not in the task that runs batches.
         except Exception as error:
             for _, future in calls:
                 future.set_exception(error)
@@ -252,15 +252,17 @@ class Pump:
         before = -1
         while (waiting := sum(map(len, self._queues.values()))) != before:
             before = waiting
-            for _ in range(8):  # gather, draft and search each yield once before a search makes its next call
+            for _ in range(
+                8
+            ):  # gather, draft and search each yield to the loop once before a search's next call
                 await asyncio.sleep(0)
 
 
 # The engine: batches of drafts that share rows of the forward pass.
 
-PREFIXES = 4096  # per batch; those of similar length are read together, `TOGETHER` at a time
+PREFIXES = 4096  # prefixes per batch; those of similar length are read together, `TOGETHER` at a time
 TOGETHER = 256
-INITIAL_COLUMNS = 16  # tokens of a step for which space is allocated at first
+INITIAL_COLUMNS = 16  # number of a step's tokens for which space is initially allocated
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,7 @@ class Wanted:
 
 @dataclass
 class BatchRow:
-    """One row of a batch: the tokens that all its drafts have drawn so far after one prompt."""
+    """One row of a batch, with the tokens that all its drafts have drawn so far after one prompt."""
 
     plan: Continuation
     ids: Ids
@@ -284,10 +286,10 @@ class TorchEngine:
     """Drafts steps with one checkpoint.
 
     Args:
-        model: Its name in the catalogue.
-        folder: Its checkpoint.
-        context_tokens: Its longest prompt plus output.
-        pump: Fills its batches from all searches in flight.
+        model: The model's name in the catalogue.
+        folder: The model's checkpoint.
+        context_tokens: The model's maximum tokens of prompt and output together.
+        pump: Fills batches from all searches in flight.
         delimiter: The usual delimiter of steps.
     """
 
@@ -329,7 +331,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def run(self, items: Sequence[Wanted]) -> list[list[Drafted]]:
-        """Sample a batch: the drafts of each prefix; see `BatchRunner`."""
+        """Sample a batch, and return the drafts of each prefix; see `BatchRunner`."""
         made: list[list[Drafted]] = [[] for _ in items]
         for sampling in dict.fromkeys(item.sampling for item in items):
             groups: dict[Ids, list[int]] = {}
@@ -363,7 +365,7 @@ class TorchEngine:
         rows = [BatchRow(plan, ()) for plan in plans]
         tokens = torch.tensor([plan.prompt_ids[-1] for plan in plans])
         found = np.empty(len(seeds), dtype=object)
-        going = np.arange(len(seeds))  # drafts that continue, and the row of each
+        going = np.arange(len(seeds))  # drafts that continue; `at_row` is the row of each
         at_row = np.repeat(np.arange(len(rows)), sizes)
         full = [plan.max_tokens == 0 for plan in plans]
         if any(full):
@@ -402,9 +404,9 @@ class TorchEngine:
 
         Args:
             rows: Rows of the batch.
-            pairs: row · vocabulary + token, for every token that a row's drafts drew.
+            pairs: The value row · vocabulary + token for every token that a row's drafts drew.
             length: Number of tokens drawn so far.
-            delimiter: Ends a step.
+            delimiter: The delimiter that ends a step.
         """
         size, enders = self._decoder.vocabulary, self._ending(delimiter)
         ends: list[tuple[int, int, BatchRow, Finish]] = []
@@ -469,7 +471,7 @@ class TorchEngine:
     def _finish(self, ids: Ids, delimiter: str) -> Finish | None:
         if ids[-1] == self._decoder.shape.eos:
             return "eos"
-        # The delimiter may be split over tokens, at most one per character.
+        # The delimiter may be split over several tokens, at most one per character.
         tail = self._prompts.decode(ids[-len(delimiter) :])
         return "separator" if delimiter in tail else None
 

@@ -1,7 +1,7 @@
 """Rows of a process reward model from the lab's forward pass, for the product's own `ProcessRewardModel`.
 
 A path is scored step by step, so the rows, keys and values of its earlier steps are cached, and only the new step is
-read. Since the model is causal, the rows are the same.
+read. Because the model is causal, the rows are the same as if the whole path were read.
 """
 
 import os
@@ -20,13 +20,13 @@ from experiments.sampler.engine import Pump
 
 ROWS = 512
 SIBLINGS = 8
-# Cache size in bytes, an eighth of the machine's memory: paths of questions in flight that do not fit are recomputed.
+# Cache size in bytes, an eighth of the machine's memory. Paths of questions in flight that do not fit are recomputed.
 KEPT = max(1_500_000_000, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 
 
 @dataclass(frozen=True)
 class Unread:
-    """The unread part of a path: `ids` from `known` on, scored at `tags`."""
+    """The unread part of a path, which is `ids` from `known` on and is scored at `tags`."""
 
     ids: Ids
     above: Ids | None
@@ -39,8 +39,8 @@ class TorchRows:
 
     Args:
         folder: A `Qwen2ForProcessRewardModel` checkpoint.
-        tag_id: Its step tag.
-        pump: Fills its batches.
+        tag_id: Token id of its step tag.
+        pump: Fills batches from all searches in flight.
         rows: Maximum paths per batch.
     """
 
@@ -79,7 +79,7 @@ class TorchRows:
         return [self._known_rows(path) for path in paths]
 
     def _root(self, ids: Ids, tags: tuple[int, ...]) -> Ids:
-        """Return the prompt before the first step, which all paths of a question share."""
+        """Return the prompt before the first step, which all paths of a question share; empty if it is not found."""
         header = self._header
         for at in range(tags[0] - len(header), -1, -1):
             if header and ids[at : at + len(header)] == header:
@@ -99,7 +99,7 @@ class TorchRows:
         for w in wanted:
             if self._kept.chain(w.ids) is None:
                 after.setdefault(w.above, []).append(w)
-        # Up to `SIBLINGS` paths share one prefix in a batch; sets of equal size are read together.
+        # Up to `SIBLINGS` paths share one prefix in a batch; sets of similar size are read together.
         sets = [
             each[begin : begin + SIBLINGS]
             for each in after.values()
@@ -142,7 +142,7 @@ class TorchRows:
 
 
 class _Batch:
-    """The batch runner of `TorchRows`, separate because `rows` is a batch size here and a method there."""
+    """The batch runner of `TorchRows`. It is separate because `rows` is a batch size here and a method there."""
 
     def __init__(self, source: TorchRows, rows: int) -> None:
         self.rows = rows
