@@ -9,7 +9,7 @@ _FIRST_LINE: Final = '"""The algorithms. They are pure; `streams` connects them 
 
 
 def main() -> None:
-    """Run the command line, or exit with 1 where the package `agents` is another project's: see `find_agents`."""
+    """Run the command line, or exit with 1 if the package `agents` is another project's (see `find_agents`)."""
     if refused := find_agents():
         print(f"error: {refused}", file=sys.stderr)
         sys.exit(1)
@@ -19,9 +19,9 @@ def main() -> None:
 
 
 def find_agents() -> str:
-    """Return why the package `agents` that would be imported is not ours; empty if it is.
+    """Return an error message if `import agents` would not import our package; empty if it would.
 
-    openai-agents has a package of this name, too. It may come first on the path or, in the same environment, have
+    openai-agents has a package with the same name. It may come first on the path or, in a shared environment, may have
     replaced our files.
     """
     spec, ours = find_spec("agents"), Path(__file__).parents[1] / "agents" / "__init__.py"

@@ -33,8 +33,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     """Permission for operations on resources.
 
     Attributes:
-        operations: Kafka's names of operations.
-        resources: Kind and name of each.
+        operations: The operations, under Kafka's names.
+        resources: Kind and name of each resource.
         prefixed: Whether the names are prefixes.
     """
 
@@ -50,8 +50,8 @@ def grants(topics: Topics, groups: Iterable[str]) -> dict[str, list[Grant]]:
     topic of that kind.
 
     Args:
-        topics: Its topics.
-        groups: Its executor groups.
+        topics: The deployment's topics.
+        groups: The deployment's executor groups.
     """
     found = {}
     for spec in SERVICES.values():
@@ -76,7 +76,7 @@ def _worker(topics: Topics, spec: ServiceSpec, group: str) -> Iterator[Grant]:
         ids = (writer_of(topics.prefix + name) for name in spec.state if name.endswith("-changelog"))
         yield Grant(operations=("Write",), resources=tuple(("transactional-id", each) for each in ids))
     if not spec.inputs:
-        # It shows the lag of the other services' consumer groups.
+        # The gateway shows the lag of the other services' consumer groups.
         yield _everything("group", topics, "Describe")
 
 
@@ -95,7 +95,7 @@ def _operator(topics: Topics) -> Iterator[Grant]:
 
 
 def _looks(topics: Topics) -> Grant:
-    """Return the grant to describe topics: every process checks them at startup."""
+    """Return the grant to describe topics, because every process checks them at startup."""
     return _everything("topic", topics, "Describe", "DescribeConfigs")
 
 

@@ -1,6 +1,6 @@
 """Control state of every process: catalogue, objectives, cost bounds and heartbeats.
 
-`control` and `heartbeat` are read to the end before a process starts, and followed from there.
+`control` and `heartbeat` are read to the end before a process starts, and followed from then on.
 `agents.catalogue.control_state` interprets control records; an invalid record changes nothing and is logged with its
 offset.
 """
@@ -48,11 +48,11 @@ def default_objective(settings: Settings) -> str:
 
 
 def catalogue_of(settings: Settings) -> Catalogue:
-    """Return the catalogue that a deployment starts with: that of its file, with the configured verifier.
+    """Return the catalogue that a deployment starts with: the one in its file, with the configured verifier.
 
     Raises:
         CatalogueError: the file cannot be used.
-        SettingsError: the catalogue has no such verifier.
+        SettingsError: the catalogue does not contain the configured verifier.
     """
     found = load_catalogue(Path(settings.catalogue))
     check_graders(found)
@@ -65,15 +65,15 @@ def catalogue_of(settings: Settings) -> Catalogue:
 
 
 def check_graders(catalogue: Catalogue) -> None:
-    """Refuse a grader of a catalogue whose JSON Schema is invalid.
+    """Reject a catalogue in which a grader's JSON Schema is invalid.
 
     Raises:
-        CatalogueError: naming the owner of the grader, and the fix.
+        CatalogueError: a schema is invalid; the message names the grader's owner and the fix.
     """
     for whose, grader in catalogue.graders.items():
         if grader.schema is None:
             continue
-        from agents.grading.compiled import refusal  # with jsonschema, which most processes need not import
+        from agents.grading.compiled import refusal  # imports jsonschema, which most processes do not need
 
         if why := refusal(schema=grader.schema):
             raise CatalogueError(f"catalogue {catalogue.name!r}, {whose}, field grader.schema: {why}")
@@ -110,7 +110,7 @@ def mixed_in_words(catalogue: Catalogue) -> str:
 
 
 def ungraded_in_words(baseline: str) -> str:
-    """Return what to say while a baseline answers, because nobody has said of any answer whether it is right."""
+    """Return the warning that every query gets the baseline, because no answer has been graded yet."""
     return (
         f"nobody has said of any answer whether it is right, so that every query gets the baseline, {baseline}, and no "
         "other model is tried. From the first reference or feedback on, the policy decides. `control_action` among "
@@ -122,11 +122,11 @@ class Control:
     """The deployment's state, built from control records.
 
     Args:
-        settings: Where the catalogue file is, and which objective is the default.
-        monotonic: Seconds, for the age of heartbeats.
+        settings: The deployment's settings, which name its catalogue file and default objective.
+        monotonic: Monotonic clock in seconds, for the age of heartbeats.
 
     Raises:
-        SettingsError: a setting names what does not exist.
+        SettingsError: a setting does not match the catalogue.
     """
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -149,7 +149,7 @@ class Control:
         )
         # Offset of the last record that changed the catalogue, as recorded in Decisions.
         self.catalogue_version = -1
-        # Every model ever seen: searches of a removed one still end, and their costs must be computed.
+        # Every model ever seen: searches with a removed model still end, and their costs must be computed.
         self.models: dict[str, Model] = {m.name: m for m in self.base.models}
         self.cost_model = CostModel.of(self.base)
         self._topics = Topics(settings)
@@ -158,7 +158,7 @@ class Control:
         self._last_beat_ms = 0
 
     async def start(self, log: Log) -> None:
-        """Read both topics to their ends and keep following them."""
+        """Read `control` and `heartbeat` to their ends, and keep following them."""
         await log.tail([self._topics.control], self._on_control, begin="beginning")
         await log.tail([self._topics.heartbeat], self._on_heartbeat, begin="beginning")
 
@@ -168,7 +168,7 @@ class Control:
         return self.state.catalogue
 
     def space(self, catalogue: Catalogue) -> ActionSpace:
-        """Return the offered actions of a catalogue."""
+        """Return the actions that a catalogue offers."""
         return uis_space(catalogue, self.pairs)
 
     def verifier_of(self, model: Model) -> VerifierModel | None:
@@ -184,7 +184,7 @@ class Control:
     def grader(self, query: Query, model: str) -> Grader | None:
         """Return the grader of a model's answer to a query: the query's own, the model's, or the catalogue's.
 
-        None is the default grader; it also applies to references that are program tests.
+        None stands for the default grader, which also grades against references that are program tests.
         """
         if query.grader is not None:
             return query.graded_with
@@ -193,7 +193,7 @@ class Control:
         return None if named is None or is_program(query.reference) else grader_of(named)
 
     def graders(self, query: Query) -> tuple[Grader | None, ...]:
-        """Return each grader that may apply to the answer to a query."""
+        """Return every grader that may apply to the answer to a query."""
         pinned = query.pinned
         names = (pinned.model,) if pinned else query.allowed_models or self.catalogue.model_names
         found: list[Grader | None] = []
@@ -205,13 +205,13 @@ class Control:
     def serving(self) -> frozenset[str]:
         """Return the models with a live executor.
 
-        The clocks of broker and machine are never compared. A heartbeat is too old if the newest one was appended too
-        long after it, by the broker's clock, or if it was received too long ago, by this process's clock.
+        The broker's clock and this machine's are never compared. A heartbeat is too old if the newest one was appended
+        too long after it, by the broker's clock, or if it was received too long ago, by this process's clock.
         """
         return frozenset(model for beat in self._living() for model in beat.models)
 
     def health(self) -> dict[str, tuple[str, str]]:
-        """Return the state of each model reported by a live executor, and the reason; the best one if they differ."""
+        """Return the state and the reason that live executors report for each model; if they differ, the best state."""
         found: dict[str, tuple[str, str]] = {}
         for beat in self._living():
             for each in beat.health:

@@ -29,7 +29,7 @@ from schemas.record import MAX_RECORD
 ENV_PREFIX: Final = "UNISCALE_"
 
 SECRETS: Final = ("sasl_password", "engine_key", "engine_keys", "encoder_key")
-"""Names of the settings that are never shown. UNISCALE_<NAME>_FILE names a file that holds one."""
+"""Names of the settings that are never shown. UNISCALE_<NAME>_FILE names a file that contains the value."""
 
 SECRET_OPTIONS: Final = ("control_salt",)
 """Names of policy options that are never shown."""
@@ -44,7 +44,7 @@ log = logging.getLogger("streams.settings")
 _SERVICE_LINK: Final = re.compile(
     rf"{ENV_PREFIX}(.*_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-# … and in UNISCALE_GATEWAY_PORT, which is also the name of a setting, but that is a number.
+# … and in UNISCALE_GATEWAY_PORT, which is also the name of a setting, but the setting's value is a number.
 _LINKED_PORT: Final = re.compile(rf"{ENV_PREFIX}(.*_)?PORT=(tcp|udp|sctp)://.*")
 
 
@@ -80,7 +80,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         LEAST: Minimum values of fields.
         MOST: Maximum values of fields.
-        ABOVE_0: The fields, in seconds, that must be above 0.
+        ABOVE_0: Fields, in seconds, whose values must be above 0.
     """
 
     LEAST: ClassVar[Mapping[str, int]] = {}
@@ -132,7 +132,7 @@ class KafkaSettings(Section, frozen=True):
         "max_record_bytes": 65_536,
         "send_interval_ms": 0,
     }
-    # Bytes and milliseconds are numbers of 32 bits in Kafka's protocol.
+    # Bytes and milliseconds are 32-bit numbers in Kafka's protocol.
     MOST: ClassVar = {
         **dict.fromkeys(("session_timeout_s", "rebalance_timeout_s", "commit_interval_s"), 86_400),
         "max_record_bytes": 1 << 30,
@@ -140,7 +140,7 @@ class KafkaSettings(Section, frozen=True):
     }
     ABOVE_0: ClassVar = ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s")
 
-    # HOST:PORT of a broker, or of several, separated by commas.
+    # HOST:PORT of one broker, or of several separated by commas.
     bootstrap: str = "127.0.0.1:9092"
     # Prefix of every topic and consumer group.
     prefix: str = "uniscale."
@@ -153,19 +153,19 @@ class KafkaSettings(Section, frozen=True):
     join_partitions: int = 2
     # Partitions of `search-step`, `answer-chunk` and of each group's `action-decision`, `verification` and `cancel`.
     group_partitions: int = 2
-    # Records of different queries that a worker handles concurrently.
+    # Maximum records of different queries that a worker handles concurrently.
     concurrency: int = 256
-    # The largest record: one limit for producers, consumers, topics and the preflight.
+    # Maximum size of a record, for producers, consumers and topics alike.
     max_record_bytes: int = MAX_RECORD
-    # How much of a failed record its dead letter keeps, including a Query's prompt. 0 keeps none.
+    # How much of a failed record its dead letter keeps, including a Query's prompt. 0 keeps nothing.
     dead_letter_bytes: int = HEAD_BYTES
-    # How long a worker may send no heartbeat before the broker reassigns its partitions.
+    # How long a worker may go without sending a heartbeat before the broker reassigns its partitions.
     session_timeout_s: float = 30.0
     # How long a worker may take to rejoin the group during a rebalance.
     rebalance_timeout_s: float = 60.0
     # Time between two offset commits. Records since the last one are redelivered after a crash.
     commit_interval_s: float = 1.0
-    # Minimum time between two produce requests of a process; records sent in between share the next one.
+    # Minimum time between two produce requests of a process; records sent in between share the next request.
     send_interval_ms: float = 10.0
 
     def __post_init__(self) -> None:
@@ -196,7 +196,7 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
     ssl_cafile: str = ""
     # PEM file of this process's own certificate, if brokers require one.
     ssl_certfile: str = ""
-    # PEM file of its private key; empty: in the certificate's file.
+    # PEM file of that certificate's private key; empty: the key is in the certificate's file.
     ssl_keyfile: str = ""
 
     def __post_init__(self) -> None:
@@ -211,11 +211,11 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
 
 
 MIXED_WAIT_S: Final = 3600.0
-"""Default of `feedback_wait_s` where some models have a verifier and others none."""
+"""Default of `feedback_wait_s` if some models have a verifier and others have none."""
 
 
 class QuerySettings(Section, frozen=True):
-    """Defaults of queries, and how many are in flight."""
+    """Defaults for queries, and limits on how many are in flight."""
 
     LEAST: ClassVar = {
         **dict.fromkeys(("max_in_flight", "max_open_rewards", "max_open_rewards_per_account", "attempts"), 1),
@@ -224,27 +224,27 @@ class QuerySettings(Section, frozen=True):
     MOST: ClassVar = {"timeout_s": MAX_TIMEOUT_S, "feedback_wait_s": MAX_WAIT_S, "attempts": 10}
     ABOVE_0: ClassVar = ("timeout_s",)
 
-    # Queries admitted and not yet answered, in all; others wait in the embedder.
+    # Maximum queries, over all tenants, that are admitted and not yet answered; others wait in the embedder.
     max_in_flight: int = 256
-    # Timeout of queries that set none: after it a query is answered `expired`.
+    # Timeout for queries that set none. When it has passed, a query is answered `expired`.
     timeout_s: float = 600.0
-    # Most attempts at a query: if its model fails before any text was sent, another model is chosen. 1: one attempt.
+    # Maximum attempts at a query: if its model fails before any text was sent, another model is chosen. 1: no retries.
     attempts: int = 2
     # How long a conversation keeps its configuration after a turn. 0: each turn is decided alone.
     session_s: float = 300.0
     # How long a reward waits for feedback after the answer, if the query has no reference and sets no wait itself.
-    # Unset: an hour where some models have a verifier and others none, because no score replaces a grade there; else 0.
+    # Unset: an hour if some models have a verifier and others do not, because then no score replaces a grade; else 0.
     feedback_wait_s: float | None = None
-    # Most rewards that may wait for feedback. Beyond it, the oldest reward of the account with the most open ones is
-    # closed ungraded. Each partition of the join gets an equal share.
+    # Maximum rewards that may wait for feedback. Beyond this, the oldest reward of the account with the most open ones
+    # is closed ungraded. Each partition of the join gets an equal share.
     max_open_rewards: int = 100_000
-    # The same for each account (tenant, or API key without one).
+    # The same limit for each account (a tenant, or an API key without one).
     max_open_rewards_per_account: int = 100_000
-    # Objective of queries that name none. Empty: `careful` with the policy `contextual`, which supports accuracy
+    # Objective for queries that name none. Empty: `careful` with the policy `contextual`, which supports accuracy
     # targets, else `cost-sensitive`.
     objective: str = ""
-    # Objectives besides the built-in ones, by name, each with one of `weights`, `mean_cost`, `accuracy`. Only an
-    # initial state: records on `control` override it.
+    # Objectives besides the built-in ones, by name, each with one of `weights`, `mean_cost` and `accuracy`. They are
+    # only the initial state: records on `control` override them.
     objectives: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -253,7 +253,7 @@ class QuerySettings(Section, frozen=True):
         self.own_objectives()
 
     def feedback_waits_s(self, *, mixed: bool) -> float:
-        """Return `feedback_wait_s`, or its default, where some models have a verifier and others none, or elsewhere."""
+        """Return `feedback_wait_s` or its default, which depends on whether only some models have a verifier."""
         if self.feedback_wait_s is None:
             return MIXED_WAIT_S if mixed else 0.0
         return self.feedback_wait_s
@@ -262,7 +262,7 @@ class QuerySettings(Section, frozen=True):
         """Return the deployment's own objectives by name.
 
         Raises:
-            SettingsError: naming the objective, its field and the fix.
+            SettingsError: an objective is invalid; the message names the objective, its field and the fix.
         """
         try:
             return {name: decode_objective(name, asked) for name, asked in self.objectives.items()}
@@ -281,19 +281,19 @@ class ExecutorSettings(Section, frozen=True):
     eta: float = 1.2
     # Whether paths that cannot win, or that reach H_max, are stopped.
     early_exit: bool = True
-    # Whether a path cut at the depth limit counts as completed, as the paper has it: docs/readings.md, "Search".
+    # Whether a path cut at the depth limit counts as completed, as in the paper (docs/readings.md, "Search").
     cut_completes: bool = False
     # Time between two heartbeats of an executor; after three missed ones its models are not chosen.
     heartbeat_s: float = 2.0
     # How long a decider that has just started waits for executors before it excludes models.
     heartbeat_grace_s: float = 15.0
-    # Probe question for a model whose queries fail, sent as a search would send it. Any text answers it; three
-    # failures in a row suspend the model until a probe passes. Models and verifiers of a process are also asked it once
-    # they are loaded.
+    # Probe question for a model whose queries fail, sent as a search would send it. Any text counts as an answer; three
+    # failures in a row suspend the model until a probe passes. Models and verifiers that run in a process are also
+    # asked this question once they are loaded.
     probe_question: str = "How much is 2 plus 3?"
     # How long a probe waits for the first step of its answer.
     probe_timeout_s: float = 60.0
-    # Most probes of one model by one executor per minute.
+    # Maximum probes of one model by one executor per minute.
     probes_per_minute: int = 6
 
     def __post_init__(self) -> None:
@@ -316,25 +316,26 @@ class ServingSettings(
 
     LEAST: ClassVar = {"attempts": 1, "threads": 0}
 
-    # Attempts of one request to a model, after which the step fails and its query is answered `failed`.
+    # Maximum attempts at one request to a model; when the last one fails, the step fails, and so does the attempt at
+    # its query.
     attempts: int = 3
-    # Threads of an engine in this process; 0: one for each core.
+    # Threads for an engine in this process; 0: one for each core.
     threads: int = 0
-    # API key of the endpoints in the catalogue file. Secret.
+    # API key for the endpoints in the catalogue file. Secret.
     key: str = ""
-    # API keys of other endpoints, as host=key,host:port=key. Secret.
+    # API keys for other endpoints, as host=key,host:port=key. Secret.
     keys: str = ""
     # Device for models in this process.
     device: Literal["cpu", "gpu"] = "cpu"
     # Whether checkpoints must be local folders; false allows the Hugging Face hub.
     offline: bool = True
-    # System message of conversations without one, such as to reason step by step; empty: none.
+    # System message for conversations without one, such as an instruction to reason step by step; empty: none.
     instruction: str = ""
-    # The verifier in use, of those in the catalogue, or `none`; empty: the one that the catalogue names.
+    # Name of the catalogue's verifier to use, or `none`; empty: the verifier that the catalogue names.
     verifier: str = ""
     # System message for a step-tag verifier; empty: none.
     verifier_system: str = ""
-    # A recording to answer from instead of engines, for replays and benchmarks of the control plane.
+    # A recording that answers in place of engines, for replays and for benchmarks of the control plane.
     recorded: str = ""
 
 
@@ -351,15 +352,15 @@ class EncoderSettings(
 ):
     """The encoder of queries and actions."""
 
-    # MiniLM in this process, an OpenAI-compatible server, or hashed words for tests.
+    # The kind of encoder: MiniLM in this process, an OpenAI-compatible server, or hashed words for tests.
     kind: Literal["minilm", "http", "hashed"] = "minilm"
-    # URL of the server, up to and including /v1.
+    # URL of the encoder's server, up to and including /v1.
     url: str = ""
     # Name of the model on that server.
     model: str = ""
-    # Dimension of its vectors.
+    # Dimension of the vectors that the server returns.
     dimension: int = 0
-    # Its API key. Secret.
+    # API key for that server. Secret.
     key: str = ""
 
     def __post_init__(self) -> None:
@@ -383,26 +384,26 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
     # Options of the policy; docs/policies.md lists them.
     options: dict[str, Any] = {}
     # Configurations on offer for each model, as QP/CP, such as 1/1,4/1,4/16. Empty: the catalogue's, or else all;
-    # `all`: all 28 of Table 1. A pin of any other is refused. Deciders and gateways must have the same value; another
-    # one applies after a restart, and what was learned stays.
+    # `all`: all 28 of Table 1. A pin of any other configuration is refused. Deciders and gateways must have the same
+    # value. A new value applies after a restart, and everything learned so far is kept.
     parallelism: tuple[str, ...] = ()
     # A file made by `python -m streams prior`, from which the learner starts. It is read only while the learner's
-    # log is empty; afterwards the log holds it. Empty: the one that the catalogue names, if it matches policy,
-    # encoder and models; `none`: none.
+    # log is empty; afterwards the log contains it. Empty: the prior that the catalogue names, if it matches the policy,
+    # the encoder and the models; `none`: no prior.
     prior: str = ""
-    # Rounds of uniform choice before the policy decides; none with a prior. Empty: none with the policy `contextual`,
-    # which explores by its own uncertainty, else the paper's 50.
+    # Rounds of uniform choice before the policy decides; with a prior, there are none. Empty: none with the policy
+    # `contextual`, which explores by its own uncertainty, else the paper's 50.
     warm_up: int | None = None
     # Keys of a query's metadata from which the policy learns, each with its values, such as {route: [chat, code]}; at
-    # most 64 values in all. docs/categories.md says which help.
+    # most 64 values in total. docs/categories.md explains which keys help.
     context_keys: dict[str, Any] = {}
     # Seed of all random draws: exploration, and each query's own seed.
     seed: int = 3
     # Decisions and updates between two snapshots of the learner. Ended rows stay in its memory and log until two
-    # snapshots hold them. 0 writes none and keeps every row.
+    # snapshots contain them. 0 writes no snapshots and keeps every row.
     snapshot_every: int = 10_000
-    # Most ids of ended queries that are recognised as duplicates while their Query or Context is on the broker: 16
-    # bytes each.
+    # Maximum ids of ended queries, 16 bytes each, that are recognised as duplicates while their Query or Context is
+    # still on the broker.
     remembered_ids: int = 10_000_000
 
     def __post_init__(self) -> None:
@@ -411,7 +412,7 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
         self.keys()
         if not self.options:
             return
-        from agents.bandit.errors import PolicyRefused  # with numpy, which not every process needs
+        from agents.bandit.errors import PolicyRefused  # imports numpy, which not every process needs
         from agents.bandit.registry import options_of
 
         try:
@@ -421,10 +422,10 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
             raise SettingsError(why, field) from None
 
     def keys(self) -> ContextKeys:
-        """Return the keys of metadata from which the policy learns.
+        """Return the metadata keys from which the policy learns.
 
         Raises:
-            SettingsError: naming the key and the fix.
+            SettingsError: a key is invalid; the message names the key and the fix.
         """
         try:
             return ContextKeys.of(self.context_keys)
@@ -438,21 +439,21 @@ class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{fiel
     LEAST: ClassVar = {"port": 0, "recent": 1, "streams": 0, "reads": 1}
     MOST: ClassVar = {"port": MAX_PORT}
 
-    # Address on which the gateway listens. Beyond this machine it needs an API key (`keys add`).
+    # Address on which the gateway listens. If other machines can reach it, an API key is required (`keys add`).
     host: str = "127.0.0.1"
-    # Port on which it listens; 0: any free one.
+    # Port on which the gateway listens; 0: any free port.
     port: int = 8080
-    # Host names that requests may be addressed to besides 127.0.0.1, localhost and [::1].
+    # Host names, besides 127.0.0.1, localhost and [::1], that requests may be addressed to.
     hosts: tuple[str, ...] = ()
-    # How many queries can be looked up by id.
+    # How many recent queries can be looked up by id.
     recent: int = 20_000
-    # Streams that an API key may have open at once.
+    # Maximum streams that an API key may have open at once.
     streams: int = 256
-    # GET requests that an API key may make a minute, and feedback requests of a key without `--per-minute`.
+    # Maximum GET requests per minute for each API key, and maximum feedback requests for a key without `--per-minute`.
     reads: int = 600
-    # Metadata keys by which the page groups choices, for instance `family, level`; the first two also together.
+    # Metadata keys by which the page groups choices, for instance `family, level`; the first two are also combined.
     group_by: tuple[str, ...] = ()
-    # Refuse a request with a field that has no effect, rather than answer it and name the field.
+    # Whether to refuse a request with a field that has no effect, rather than answer it and name the field.
     strict: bool = False
 
 
@@ -468,9 +469,9 @@ class PreviewSettings(
 
     # Address on which a decider answers previews. Keep it inside your network: the decider requires no key.
     host: str = "127.0.0.1"
-    # Port on which it answers them; 0 serves nothing.
+    # Port on which a decider answers previews; 0 serves none.
     port: int = 0
-    # Deciders that a gateway asks for previews, in order; empty: the decider's port on this machine.
+    # URLs of the deciders that a gateway asks for previews, in order; empty: the decider's port on this machine.
     urls: tuple[str, ...] = ()
 
 
@@ -504,17 +505,18 @@ class Settings(Section, frozen=True):
     LEAST: ClassVar = {"metrics_port": 0}
     MOST: ClassVar = {"metrics_port": MAX_PORT}
 
-    # The configuration file. The default one is read if it exists; empty: none.
+    # The configuration file. The default file is read only if it exists; empty: none is read.
     config: str = "uniscale.yaml"
     # The model catalogue: a file or, in the configuration file, the catalogue itself.
     catalogue: str = "infra/catalogue/mini.yaml"
-    # Crash counts, locks of instance names, cached action vectors and logs; keep it across restarts.
+    # Directory for crash counts, locks of instance names, cached action vectors and logs; keep it across restarts.
     state_dir: str = "out/state"
-    # Address on which metrics and health probes are served. They need no key: anyone who can reach it can read them.
+    # Address on which metrics and health probes are served. They need no key: anyone who can reach the address can read
+    # them.
     metrics_host: str = "127.0.0.1"
-    # Port of a service's metrics and health probes; 0 serves none. `up` gives each of its services the next one.
+    # Port for a service's metrics and health probes; 0 serves neither. `up` gives each further service the next port.
     metrics_port: int = 0
-    # Lowest level that the process log shows.
+    # Lowest level of messages that the process log shows.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
     kafka: KafkaSettings = KafkaSettings()
     security: SecuritySettings = SecuritySettings()
@@ -528,10 +530,10 @@ class Settings(Section, frozen=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":
-        """Return the settings of the configuration file, overridden by `environ`, overridden by the flags not None.
+        """Return the configuration file's settings, overridden by `environ`, then by the flags that are not None.
 
         Raises:
-            SettingsError: naming the file and key, or the variable, that is unknown or has an invalid value.
+            SettingsError: a key of the file or a variable is unknown or has an invalid value; the message names it.
         """
         layers = _layers(environ, flags)
         if links := service_links(environ):
@@ -585,7 +587,7 @@ class Settings(Section, frozen=True):
         return found
 
     def environ(self, around: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment from which `from_env` reproduces these settings, replacing those in `around`.
+        """Return `around` with its settings replaced, so that `from_env` reproduces these settings from it.
 
         Values from the configuration file are left out: a child process reads the file, too.
         """
@@ -646,7 +648,7 @@ def _secret(name: str, file: str) -> str:
     """Return the contents of a file without the final newline; an empty file holds no secret.
 
     Raises:
-        SettingsError: it cannot be read.
+        SettingsError: the file cannot be read.
     """
     try:
         return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
@@ -662,7 +664,7 @@ def _read_config(path: str, *, needed: bool = False) -> dict[str, Any]:
     A catalogue may be written inline: see `agents.catalogue.file`.
 
     Raises:
-        SettingsError: it is not a mapping of names to values, or names itself.
+        SettingsError: the file is not a mapping of names to values, or it sets `config`.
     """
     if not path or not (needed or Path(path).exists()):
         return {}
@@ -688,7 +690,7 @@ def _fields() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
 
 
 def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """Parse a value given as JSON, a comma-separated list, or empty for None; return any other value unchanged."""
+    """Parse JSON, a comma-separated list, or an empty text as None; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     if not value and NoneType in get_args(field.type):
@@ -728,7 +730,7 @@ def _converted(values: Mapping[str, Any], kind: type[S]) -> S:
 
 
 def _wanted(expected: Any, given: Any) -> str:
-    """Return a description of the values a setting of a type accepts."""
+    """Return a description of the values that a setting of this type accepts."""
     if get_origin(expected) is tuple:
         return "a list of texts, or one text with commas"
     if get_origin(expected) is dict:

@@ -7,7 +7,7 @@
 
 `run_service` runs one service alone. `Cluster`, inside `run`, runs any set of services on one broker, and stops, kills
 and restarts their workers. Hours of waiting take no time, and a test gives the same result each time.
-docs/extending.md has a whole example.
+docs/extending.md has a complete example.
 """
 
 from collections.abc import Sequence

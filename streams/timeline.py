@@ -1,7 +1,7 @@
 """The timeline of a query: every known record about it, with append times.
 
-A client builds timelines from the topics (`streams.client.events`), the gateway from its index. The audit has its own,
-in `streams/audit/timeline.sql`, because it shares no code with what it checks.
+A client builds timelines from the topics (`streams.client.events`), the gateway from its index. The audit builds its
+own, in `streams/audit/timeline.sql`, because it shares no code with the services that it checks.
 """
 
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from schemas.search import SearchStep, Verification
 
 @dataclass(slots=True)
 class Timeline:
-    """Everything on record about one query. Lists are in offset order; the first of each identity counts.
+    """Everything on record about one query. Lists are in offset order; the first record of each identity counts.
 
     Attributes:
-        query: The Query that was decided; before the Decision, the first one on record.
+        query: The Query that was decided; before there is a Decision, the first Query on record.
         at_ms: Append times in ms since the epoch, by stage: query, context, decision, step/1, verification/1, …,
-            answer, feedback, reward/<kind>; of a further attempt, with its number: decision (2).
+            answer, feedback, reward/<kind>. Stages of a further attempt include its number, as in `decision (2)`.
     """
 
     query_id: str
@@ -48,7 +48,7 @@ class Timeline:
                 self.contexts.append(record)
                 stage = "context"
             case Decision():
-                if not self.decisions:  # if two Queries have this id, the one that was not refused
+                if not self.decisions:  # if two Queries have this id, keep the one that was not refused
                     self.query = record.query
                     if record.appended_ms:
                         self.at_ms["query"] = record.appended_ms
@@ -81,12 +81,12 @@ class Timeline:
 
     @property
     def found(self) -> bool:
-        """Whether anything is on record."""
+        """Whether anything about the query is on record."""
         return bool(self.at_ms or self.dead_letters)
 
     @property
     def decision(self) -> Decision | None:
-        """The Decision that counts: that of the Answer's attempt, or else of the last; of repeated ones, the first."""
+        """The Decision of the Answer's attempt, or else of the last attempt; if it was repeated, the first counts."""
         answer = self.answer
         ended = (d for d in self.decisions if answer is not None and d.seq == answer.seq)
         return next(ended, max(self.decisions, key=lambda d: d.attempt, default=None))
@@ -108,7 +108,7 @@ class Timeline:
 
     @property
     def seq(self) -> int:
-        """Its sequence number; 0 without a Decision."""
+        """The query's sequence number; 0 without a Decision."""
         return self.decision.seq if self.decision else 0
 
     @property

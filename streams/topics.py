@@ -1,4 +1,4 @@
-"""All topics: record, key, partitions, retention, compaction, largest record.
+"""All topics, each with its record, key, partitions, retention, compaction and maximum record size.
 
 `action-decision.<group>` and `verification.<group>` have equal partition counts, as do the four topics that the
 aggregator joins, so that all records of a query are in the same partition. The two changelogs are declared here too,
@@ -48,7 +48,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
             # Deadlines count from the broker's clock, never from a client's.
             "message.timestamp.type": "LogAppendTime",
             # With several replicas, an acknowledged record is on more than one broker, and only those can become
-            # leader. With three replicas one may be down.
+            # leader. With three replicas, one broker may be down.
             "min.insync.replicas": str(max(1, self.replication - 1)),
             "unclean.leader.election.enable": "false",
         }
@@ -63,7 +63,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topics:
-    """Topic names for a prefix. No other module writes topic names itself."""
+    """Topic names with the deployment's prefix. No other module builds topic names itself."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -1,7 +1,7 @@
-"""The trace of a query, from its records: which spans there are, when each began and ended, and what it says.
+"""The trace of a query, derived from its records: its spans, with their start and end times and their attributes.
 
-Nothing is measured for it: append times and `Spent` have been on record all along. So a trace costs the services
-nothing, spans every process that took part, and has the same ids whoever derives it.
+Nothing is measured for a trace, because the records contain append times and `Spent` anyway. So a trace costs the
+services nothing, covers every process that took part, and has the same ids no matter which process derives it.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ from schemas.spent import Spent
 Value: TypeAlias = str | int | float
 
 TRACEPARENT: Final = "traceparent"
-"""Key in a Query's metadata, or in the gateway's own data there, of the W3C trace context that it belongs to."""
+"""Key of the W3C trace context of a Query, in its metadata or in the gateway's own data within the metadata."""
 
-# No `gen_ai` name is stable yet: each is written here alone.
+# No `gen_ai` name is stable yet, so each of them is written only here.
 OPERATION: Final = "gen_ai.operation.name"
 REQUESTED: Final = "gen_ai.request.model"
 SERVED: Final = "gen_ai.response.model"
@@ -39,7 +39,7 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a search: when its drafts were sent to be scored, and where the query's time had gone until then."""
+    """A step of a search: when its drafts were sent to be scored, and how the query's time had been spent by then."""
 
     attempt: int
     number: int
@@ -49,11 +49,11 @@ class Step:
 
 @dataclass(frozen=True)
 class SpanData:
-    """One span, times in ms since the epoch on the broker's clock.
+    """One span, with times in ms since the epoch on the broker's clock.
 
     Attributes:
-        key: Identifies it within its query.
-        parent: Key of the span that it is part of; empty for the query's own.
+        key: Identifies the span within its query.
+        parent: Key of the parent span; empty for the query's own span.
     """
 
     key: str
@@ -67,7 +67,7 @@ class SpanData:
 
 @dataclass
 class QueryTrace:
-    """What is known of one query, with append times in ms since the epoch."""
+    """The records of one query that its trace is derived from, with append times in ms since the epoch."""
 
     query_id: str
     query: Query | None = None
@@ -95,7 +95,7 @@ class QueryTrace:
         """Yield the spans of an answered query up to its Answer, a parent before its children.
 
         Args:
-            contents: Whether question and answer are part of it.
+            contents: Whether to include the question and the answer.
         """
         if self.answer is None or not self.asked_ms:
             return
@@ -175,7 +175,7 @@ class QueryTrace:
             name = f"{attempt}.{step.number}"
             yield SpanData(f"step {name}", f"step {step.number}", key, began_ms, step.at_ms)
             scored_s = after.verify_s + after.transit_s - step.spent.verify_s - step.spent.transit_s
-            # Two clocks measured it: it may seem to outlast its attempt by a few milliseconds.
+            # The times come from two clocks, so a verification may seem to outlast its attempt by a few milliseconds.
             ended_at = min(step.at_ms + 1000 * max(0.0, scored_s), ended_ms)
             yield SpanData(f"verification {name}", f"verification {step.number}", key, step.at_ms, ended_at)
             taken = step.spent
@@ -186,7 +186,7 @@ class QueryTrace:
 
 
 def parsed(traceparent: object) -> tuple[str, str, str] | None:
-    """Return trace id, parent id and flags of a `traceparent`, in hex; None for anything else."""
+    """Return the trace id, parent id and flags of a `traceparent`, in hex; None if it is not a valid one."""
     found = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
     if found is None or not int(found[1], 16) or not int(found[2], 16):
         return None
@@ -198,7 +198,7 @@ def _error(answer: Answer, why: str) -> str:
 
 
 def _search(decision: Decision, ended: Answer) -> dict[str, Value | None]:
-    """Return the attributes of an attempt."""
+    """Return the attributes of an attempt's span."""
     billed, error = ended.billed, _error(ended, ended.cause or ended.status)
     return {
         OPERATION: "chat",
@@ -217,10 +217,10 @@ def _search(decision: Decision, ended: Answer) -> dict[str, Value | None]:
 
 
 def step_of(plain: Mapping[str, Any], at_ms: int) -> Step:
-    """Return the step of a SearchStep given as JSON: decoding whole forests takes ten times as long.
+    """Return the step of a SearchStep given as plain JSON, because decoding whole forests takes ten times as long.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not one.
+        KeyError, TypeError, ValueError: the JSON is not a SearchStep.
     """
     return Step(
         int(plain.get("attempt", 1)), int(plain["forest"]["step"]), at_ms, Spent(**plain.get("spent", {}))
@@ -228,7 +228,7 @@ def step_of(plain: Mapping[str, Any], at_ms: int) -> Step:
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Return whether OpenTelemetry's variables ask for traces over OTLP."""
+    """Return whether OpenTelemetry's environment variables request traces over OTLP."""
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     off = (
         environ.get("OTEL_SDK_DISABLED", "").lower() == "true"

@@ -1,4 +1,4 @@
-"""Runs one service as one process: prepares, then hands the event loop to faust. The only module that exits.
+"""Runs one service as one process: prepares it, then hands the event loop to faust. Only this module ends a worker.
 
 Order matters. Topics are checked before anything is read, `control` is read to its end before the first record is
 handled, and engines are loaded before joining the consumer group, so that no query waits in a process that cannot serve
@@ -35,7 +35,7 @@ log = logging.getLogger("streams.worker")
 CRASH_EXIT = 70
 
 _NEW_OBJECTS: Final = 20_000
-"""Container objects created before Python collects garbage among them; its own default is 700."""
+"""Number of new container objects that triggers a garbage collection; Python's default is 700."""
 
 
 def run_service(
@@ -48,11 +48,11 @@ def run_service(
         service: One of `streams.services.SERVICES`.
         group: The executor group, for an executor.
         instance: Stable name of this worker among those of its service.
-        metrics_port: Port for Prometheus and for health probes; 0 serves none.
+        metrics_port: Port for metrics and health probes; 0 serves neither.
     """
     _log_to_stdout(settings.log_level)
     settings.state_path().mkdir(parents=True, exist_ok=True)
-    # Also for faust's consumer thread. Streams take a fifth less time than on asyncio's own loop.
+    # The policy also applies to faust's consumer thread. Streams take a fifth less time than on asyncio's own loop.
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     kafka_clients.expect_uvloop()
     loop = asyncio.new_event_loop()
@@ -97,9 +97,9 @@ def run_service(
 
 
 def _collect_less() -> None:
-    """Take what was loaded at startup out of garbage collection, and collect less often.
+    """Exclude objects loaded at startup from garbage collection, and collect less often.
 
-    Records are freed by their reference counts: a collection finds almost nothing, and walks every loaded module.
+    Records are freed by reference counting, so a collection finds almost nothing but walks every loaded module.
     """
     gc.collect()
     gc.freeze()
@@ -115,12 +115,12 @@ def _log_to_stdout(level: str) -> None:
     )
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # deprecations in libraries do not concern operators
-    # Before torch is imported: it logs the NUMA binding of each engine.
+    # Set this before torch is imported, because torch logs the NUMA binding of each engine.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for noisy in ("kafka", "faust", "mode", "aiokafka", "httpx", "asyncio", "vllm"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))
-    # kafka-python warns about a busy machine and faust's member metadata, torch about a missing Triton; mode logs
-    # every faust component under the module of its class.
+    # kafka-python warns about a busy machine and about faust's member metadata, and torch about a missing Triton; mode
+    # logs every faust component under the module of its class.
     for wordy in ("kafka.net.selector", "kafka.admin._groups", "torch._library.triton"):
         logging.getLogger(wordy).setLevel(logging.ERROR)
     for parts in ("kafka", "kafka_consumer", "kafka_sender"):
@@ -139,8 +139,8 @@ async def _prepare(runtime: KafkaRuntime, name: InstanceName) -> None:
 def exit_crashed(reason: str, error: BaseException | None, in_flight: InFlightFile) -> NoReturn:
     """End this process and log why.
 
-    When out of memory, logging may fail, too; but a process that continued would hold its partitions without handling
-    anything.
+    Logging may fail too, for example when out of memory. The process exits all the same, because otherwise it would
+    keep its partitions without handling anything.
     """
     try:
         # The failure has been counted, or no record is at fault: do not blame the records in flight.
@@ -159,7 +159,7 @@ def _exit(code: int) -> NoReturn:
 
 
 async def _end_with(parent: int, end: Any) -> None:
-    """End when the supervisor is gone for any reason: an orphan would hold its partitions."""
+    """End this process when the supervisor is gone for any reason: an orphan would keep its partitions."""
     while os.getppid() == parent:  # noqa: ASYNC110 - the kernel sends no notification
         await asyncio.sleep(1.0)
     end(f"the supervisor (process {parent}) is gone", None)

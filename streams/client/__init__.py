@@ -1,4 +1,4 @@
-"""Client library: send queries, wait for Answers, send feedback, follow and explain.
+"""Client library: send queries, wait for Answers, send feedback, follow records and explain queries.
 
     from streams.client import Client, KafkaSettings, Settings
 
@@ -7,8 +7,9 @@
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
 
-`client` holds the Client, and sets of queries in flight; `replay` send schedules and recorded traffic; `events` the
-iterator over live records, their decoding, and the log of a finished run; `questions` question files.
+`client` contains the Client and the progress of the queries it sends; `replay`, send schedules and replays of recorded
+traffic; `events`, the iterator over live records and the reader of a finished run's log; and `questions`, the reader of
+question files.
 """
 
 from streams.client.client import Client, IdTaken, NoAnswer, SentQueries

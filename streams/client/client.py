@@ -49,7 +49,7 @@ class SentQueries:
         self.total = len(self._ids)
         self.sent = 0
         self.taken: set[str] = set()
-        # By id: the position of its record, and of those refused because an earlier one has the id.
+        # By query id: the position of our record, and the positions of records refused because the id was taken.
         self._stored: dict[str, tuple[int, int]] = {}
         self._refused: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
         self.rewards: dict[str, Reward] = {}
@@ -112,7 +112,7 @@ class SentQueries:
         try:
             event = event_of(topics, raw)
         except UniscaleError:
-            return  # from another release; our queries still end with their Answers
+            return  # written by a different release; our queries still end with their Answers
         match event and event.record:
             case DeadLetter(error="DuplicateQuery", query_id=str(query_id), query_origin=Origin() as origin):
                 if query_id.encode() in self._waiting:
@@ -123,7 +123,7 @@ class SentQueries:
                 self._heard = time.monotonic()
 
     def stored(self, query_id: str, partition: int, offset: int) -> None:
-        """Record the position of a query: another program may have reused its id and been refused."""
+        """Record the position of a query, because another program's query with the same id may have been refused."""
         self._stored[query_id] = (partition, offset)
         self._check_taken(query_id)
 
@@ -134,7 +134,7 @@ class SentQueries:
             self._heard = time.monotonic()
 
 
-# How long after a query's deadline to keep waiting: the services then still write an `expired` Answer.
+# How long to keep waiting after a query's deadline, because the services still write its `expired` Answer then.
 _MARGIN_S = 60.0
 # If all queries are answered and no record has arrived for this long, the open rewards are waiting for feedback.
 _REWARDS_IDLE_S = 10.0
@@ -146,7 +146,7 @@ _MOST_SEEN = 1_000_000
 
 
 class NoAnswer(UniscaleError):
-    """A query got no Answer in time. Check that the services are running (the page, or `/health/ready` of each)."""
+    """A query got no Answer in time. Check on the page, or with each `/health/ready`, that the services are running."""
 
 
 class IdTaken(UniscaleError):
@@ -198,7 +198,7 @@ class Client:
 
         Raises:
             RecordTooLarge: a query does not fit into a record; nothing has been sent.
-            KafkaError: the broker refused one.
+            KafkaError: the broker refused a record.
         """
         self._send(queries, pace, progress or (lambda sent: None), time.sleep)
 
@@ -222,7 +222,7 @@ class Client:
         Raises:
             NoAnswer: no Answer had arrived one minute after the query's deadline.
             IdTaken: the Query's id was already used.
-            InvalidField: a field does not fit; the message names it.
+            InvalidField: a field is invalid; the message names it.
         """
         query = query_from(question, timeout_s=timeout_s, **fields)
         asked = self.ask_all([query], progress=progress)
@@ -248,8 +248,8 @@ class Client:
         Args:
             queries: What to send; every id must be different.
             pace: When each is due; the default sends as fast as the broker accepts them.
-            rewards: Also wait until each reward is closed. Waiting ends when every query is answered and no reward has
-                arrived for 10 s: the others are waiting for feedback.
+            rewards: Also wait until every query has its closing Reward. Waiting ends early when every query is answered
+                and no Reward has arrived for 10 s, because the remaining rewards are then waiting for feedback.
             timeout_s: Seconds to wait after the last send; the default is the longest deadline among the queries, plus
                 one minute.
             progress: Called with the current state while sending and waiting.
@@ -259,7 +259,7 @@ class Client:
 
         Raises:
             RecordTooLarge: a query does not fit into a record; nothing has been sent.
-            KafkaError: the broker refused one.
+            KafkaError: the broker refused a record.
         """
         sending = list(queries)
         asked, tell = SentQueries(sending, rewards=rewards), progress or (lambda state: None)
@@ -302,7 +302,7 @@ class Client:
 
         Raises:
             RecordTooLarge: a query does not fit into a record; those before it have been sent.
-            KafkaError: the broker refused one.
+            KafkaError: the broker refused a record.
         """
         pending: deque[Any] = deque()
         with self._asking:
@@ -316,7 +316,7 @@ class Client:
                     pending.popleft().get(timeout=_SEND_S)
                 wait_s = min(_POLL_S, replay.wait_s(time.monotonic() - began_s))
                 for raw in reader.poll(wait_s):
-                    with suppress(UniscaleError):  # from another release; ours end with their Answers
+                    with suppress(UniscaleError):  # from another release; our queries end with Answers
                         if event := event_of(self.topics, raw):
                             before = replay.unanswered, replay.unclosed
                             replay.take(event.record)
@@ -334,7 +334,7 @@ class Client:
     def answers(self, *, everything: bool = False, follow: bool = True) -> Iterator[Answer]:
         """Yield the first Answer of each query, which is the one that counts.
 
-        Later Answers are recognised among the latest million queries.
+        Repeated Answers are recognised for the latest million queries.
 
         Args:
             everything: Start with the oldest Answer still kept, instead of from now on.
@@ -365,7 +365,7 @@ class Client:
             correct: True, False, or a grade from 0 to 1.
             graded_by: Kind of source: a person, a judge, or your own reference.
             source: Name of the source.
-            **metadata: Anything to store with it.
+            **metadata: Anything to store with the feedback.
 
         Raises:
             InvalidField: the grade is outside 0 to 1.
@@ -385,13 +385,13 @@ class Client:
         return int(sent.get(timeout=_SEND_S).offset)
 
     def explain(self, query_id: str) -> Timeline:
-        """Return everything on record about one query, from its Decision to its Reward.
+        """Return everything on record about one query, from the Query to its Reward.
 
         Args:
             query_id: The query's id.
 
         Returns:
-            Its timeline, which is empty if nothing is on record (see `Timeline.found`).
+            The query's timeline, which is empty if nothing is on record (see `Timeline.found`).
         """
         timelines = read_timelines(self.settings, executor_groups(self.settings), about=query_id)
         timeline = timelines.timeline(query_id)
@@ -410,8 +410,8 @@ class Client:
         Args:
             *kinds: For instance `"decision"`, `"step"`, `"answer"`, `"reward"`.
             groups: The executor groups, needed for `verification` and `cancel` only.
-            everything: Begin with the oldest record that is kept.
-            since_ms: Begin with the first record appended then or later, in ms since the epoch.
+            everything: Begin with the oldest record still kept.
+            since_ms: Begin with the first record appended at or after this time, in ms since the epoch.
         """
         return EventFollower(self.settings, kinds, groups=groups, everything=everything, since_ms=since_ms)
 

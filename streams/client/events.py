@@ -62,18 +62,18 @@ RECORDS: dict[Kind, Any] = {
     "control": ControlRecord,
     "heartbeat": Heartbeat,
 }
-"""The record class of each kind; `control` holds five."""
+"""The record class of each kind; `control` has five classes."""
 
 _GROUPED: tuple[Kind, ...] = ("verification", "cancel")
 """The kinds with one topic for each executor group."""
 
 
 class QueryEvent(Struct, frozen=True, kw_only=True):
-    """One record.
+    """One decoded record.
 
     Attributes:
         kind: Kind of the record.
-        query_id: The query it concerns; empty if it concerns none, or for a dead letter whose query cannot be read.
+        query_id: The query that it concerns; empty if there is none, or for a dead letter whose query cannot be read.
         record: The decoded record: an Answer for kind `answer`, and so on.
         at_ms: When the broker appended it, in milliseconds since the epoch.
         bytes: Size of its value on the wire.
@@ -165,7 +165,8 @@ class EventFollower:
         kinds: What to follow, for instance `("decision", "step", "answer")`.
         groups: The executor groups, needed for `verification` and `cancel` only.
         everything: Start with the oldest record still kept.
-        since_ms: Start with the first record appended then or later, in ms since the epoch on the broker's clock.
+        since_ms: Start with the first record appended at or after this time, in ms since the epoch on the broker's
+            clock.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -209,7 +210,7 @@ class EventFollower:
             except UniscaleError as error:
                 log.warning("%s cannot be read: %s", raw.coordinates, error)
                 continue
-            # The embedded broker may start before the time.
+            # The embedded broker may also deliver earlier records.
             if event is not None and event.at_ms >= self._since_ms:
                 yield event
 
@@ -243,7 +244,7 @@ class Timelines:
     bytes: int = 0
 
     def timeline(self, query_id: str) -> Timeline:
-        """Return the timeline of a query, a new one if there is none yet."""
+        """Return the timeline of a query, creating it if there is none yet."""
         return self.by_id.setdefault(query_id, Timeline(query_id))
 
     def add(self, topics: Topics, raw: ConsumerRecord, about: str | None = None) -> None:

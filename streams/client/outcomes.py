@@ -1,4 +1,4 @@
-"""Recording: every configuration on one's own questions, as the table from which a prior is made."""
+"""Recording the outcome of every configuration on a user's own questions, to make a prior from."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ def cells(
 
 
 def pinned(question: Query, action: Action, query_id: str) -> Query:
-    """Return the query that runs one configuration on a question. It teaches nothing and waits for no feedback."""
+    """Return the query that runs one configuration on a question, without learning or waiting for feedback."""
     return replace(question, query_id=query_id, pin_action=action.id, learn=False, feedback_wait_s=0.0)
 
 
@@ -36,7 +36,7 @@ def outcome_of(
     question_id: str = "",
     features: tuple[str, ...] = (),
 ) -> LoggedOutcome | None:
-    """Return the outcome that a Reward states; None if correctness or cost is unknown, or nothing was answered.
+    """Return the outcome that a Reward reports; None if its correctness or cost is unknown, or if the query failed.
 
     A failed model's cost says nothing about the cost of an answer, so a prior must not learn from it.
     """
@@ -60,15 +60,15 @@ def outcome_of(
 
 
 def read_outcomes(path: Path, context: Sequence[str] = ()) -> Iterator[LoggedOutcome]:
-    """Yield the outcomes of a file of JSON lines, CSV or Parquet.
+    """Yield the outcomes in a file of JSON lines, CSV or Parquet.
 
     Args:
         path: The file.
-        context: Columns that are categories of the request.
+        context: Columns that contain categories of the request.
 
     Raises:
-        LogError: a row is not an outcome; the message names row and field.
-        QuestionError: the file is of another format.
+        LogError: a row is not an outcome; the message names the row and the field.
+        QuestionError: the file has an unsupported format.
         OSError: the file cannot be read.
     """
     for where, fields in rows_of(path):

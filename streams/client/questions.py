@@ -1,8 +1,8 @@
 """Questions from a file: one JSON object per line, in any of the usual shapes, as Query records.
 
 A line may already be a Query (`query_id`, `text` or `messages`, …), or have the text in `question`, `problem` or
-`prompt` and the right answer in `reference`, `answer` or `solution`. In a GSM8K-style solution, the part after the last
-`####` counts.
+`prompt` and the right answer in `reference`, `answer` or `solution`. Of a GSM8K-style solution, only the part after the
+last `####` is used.
 """
 
 import codecs
@@ -32,7 +32,7 @@ QUESTION_FIELDS = frozenset(
 
 
 class QuestionError(UniscaleError):
-    """A line of a question file is not a question; the message names file, line and field."""
+    """A line of a question file is not a question; the message names the file, line and field."""
 
 
 def read_questions(path: Path) -> Iterator[Query]:
@@ -45,9 +45,9 @@ def read_questions(path: Path) -> Iterator[Query]:
         QuestionError: a line is not an object, or has no question.
         OSError: the file cannot be read.
     """
-    # Characters allowed in an id, with room for a number and a run.
+    # Keep only characters allowed in an id, and leave room for a line number and the name of a run.
     name = re.sub(r"[^!-~]+", "-", path.stem)[:140]
-    if name != path.stem:  # another file's name may map to the same
+    if name != path.stem:  # the name of a different file may map to the same text
         name += "-" + hashlib.sha256(path.stem.encode(errors="surrogateescape")).hexdigest()[:8]
     for number, where, entry in json_lines(path):
         yield query_of(entry, where=where, default_id=f"{name}-{number}")
@@ -79,7 +79,7 @@ def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
     """Return the query that a line describes.
 
     Raises:
-        QuestionError: the message names line and field.
+        QuestionError: the line is not a valid question; the message names the line and the field.
     """
     fields = {f.name for f in msgspec.structs.fields(Query)}
     values = {name: value for name, value in entry.items() if name in fields and value is not None}
@@ -151,7 +151,7 @@ def query_from(question: str | Query, *, prefix: str = "ask", **fields: Any) -> 
         **fields: Fields of the Query; None leaves a field as it is. A grader may be a mapping.
 
     Raises:
-        InvalidField: a field does not fit; the message names it.
+        InvalidField: a field is invalid; the message names it.
 
     >>> query_from("What is 2 + 3?", query_id="q-1", reference="5").reference
     '5'

@@ -1,7 +1,8 @@
 """Recorded traffic from a file: queries with the times at which they were sent, row by row, in constant memory.
 
-A row is a question as `questions.py` reads it, and a `timestamp`: seconds or milliseconds since the epoch, or ISO 8601
-(UTC without a time zone). A format is a function from a file to rows (`_FORMATS`); everything else is shared.
+A row is a question in a form that `questions.py` reads, with a `timestamp`: seconds or milliseconds since the epoch, or
+ISO 8601 (UTC if it has no time zone). Each format has its own function that yields rows (`_FORMATS`); everything else
+is shared.
 """
 
 import csv
@@ -24,7 +25,7 @@ _FIRST_MS = 1e11  # as seconds, the year 5138; as milliseconds, 1973
 _ROWS = 1000
 
 Row = tuple[str, Mapping[str, Any]]
-"""Location of a row, for error messages, and its fields without empty ones."""
+"""Location of a row, for error messages, and its non-empty fields."""
 
 
 class Recorded(NamedTuple):
@@ -35,11 +36,11 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(path: Path) -> Generator[Recorded, None, None]:
-    """Yield the queries of a file of JSON lines (`.jsonl`), CSV (`.csv`) or Parquet (`.parquet`), in their order.
+    """Yield the queries in a file of JSON lines (`.jsonl`), CSV (`.csv`) or Parquet (`.parquet`), in order.
 
     Raises:
-        QuestionError: a row is not a question, has no readable timestamp, an unknown field or an earlier time than the
-            previous row, or there are no rows; the message names line and field.
+        QuestionError: the file has no rows, or a row is not a question, has no readable timestamp, has an unknown field
+            or is earlier than the previous row; the message names the line and the field.
         OSError: the file cannot be read.
     """
     known = {*QUESTION_FIELDS, TIMESTAMP}
@@ -65,7 +66,7 @@ def rows_of(path: Path) -> Iterator[Row]:
     """Yield the rows of a file of JSON lines, CSV or Parquet.
 
     Raises:
-        QuestionError: the file is of another format, or a row cannot be read; the message names it.
+        QuestionError: the file has an unsupported format, or a row cannot be read; the message names it.
         OSError: the file cannot be read.
     """
     rows = _FORMATS.get(path.suffix.lower())

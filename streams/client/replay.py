@@ -1,4 +1,4 @@
-"""A replay: which recorded query is due when, which are open, and their outcomes. Uses no broker and no clock."""
+"""A replay: when each recorded query is due, which queries are open, and their outcomes. Uses no broker or clock."""
 
 import math
 from collections import Counter, defaultdict
@@ -16,7 +16,7 @@ from streams.client.questions import renamed
 from streams.client.recorded import Recorded
 
 OPEN = 10_000
-"""Maximum queries without an Answer: beyond it the replay waits for the deployment, which bounds its memory."""
+"""Maximum queries without an Answer. At this limit the replay waits for the deployment, which bounds its memory."""
 
 _EXACT_S = 1e-6
 """Larger than the rounding error of a sum of floats."""
@@ -26,7 +26,7 @@ class SendSchedule(Struct, frozen=True):
     """When each query is due: at a steady rate, or as recorded.
 
     Attributes:
-        per_s: Queries per second; 0 sends as fast as they are taken. None keeps the recorded times, if there are any.
+        per_s: Queries per second; 0 sends as fast as the broker accepts them. None keeps the recorded times, if any.
         speed: Speed-up over the recorded times.
 
     >>> SendSchedule(2.0).due_s(3), SendSchedule(speed=10.0).due_s(3, 20.0)
@@ -47,18 +47,18 @@ class Replay:
     """Progress of recorded queries through a deployment.
 
     Args:
-        recorded: The recorded queries, in order of time.
+        recorded: The recorded queries, in chronological order.
         run: Prefix of every id.
         pace: How fast they are sent.
         learn: Whether the learner may learn from those that allow it.
 
     Attributes:
         sent: Number of queries sent.
-        ends: Number of queries by status of their Answer, or `id taken`.
-        longest_s: The longest `timeout_s` of a query sent.
-        behind_s: By how much the latest query was sent after it was due, in seconds.
+        ends: Number of queries by the status of their Answer, or `id taken`.
+        longest_s: The longest `timeout_s` of the queries sent.
+        behind_s: How late the latest query was sent, in seconds.
         costs: The costs of closed queries, summed by unit.
-        priced, graded: How many closed queries have a cost, and a grade.
+        priced, graded: How many closed queries have a cost, and how many have a grade.
         correct: The sum of the grades.
     """
 
@@ -117,7 +117,7 @@ class Replay:
         return len(self._unclosed)
 
     def take(self, record: Any) -> None:
-        """Record what an Answer, Reward or dead letter says about a query of this replay; the first counts."""
+        """Record what an Answer, Reward or dead letter says about a query of this replay; only the first counts."""
         match record:
             case Answer(query_id=query_id, status=status) if query_id in self._unanswered:
                 self._unanswered.remove(query_id)

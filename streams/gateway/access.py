@@ -1,4 +1,4 @@
-"""Access of callers to queries: which they may see, in the index or on the topic, and their feedback on them."""
+"""Callers' access to queries: which queries they may see, in the index or on the topic, and feedback on them."""
 
 import asyncio
 from typing import Final
@@ -19,11 +19,11 @@ _CLOCKS_MS: Final = 60_000
 """Assumed maximum difference between a gateway's clock and the broker's, including the time to send."""
 
 _LOOKUPS: Final = 2
-"""Old ids looked up concurrently."""
+"""Maximum concurrent lookups of old ids."""
 
 
 class QueryAccess:
-    """What a caller may do with a query: an id of another tenant is treated as unknown.
+    """What a caller may do with a query. The id of another tenant's query is treated as unknown.
 
     Args:
         runtime: Access to the topics.
@@ -43,7 +43,7 @@ class QueryAccess:
 
         Raises:
             ApiError: 404 for an id that is unknown, belongs to another tenant, or was sent with `store: false`; 410 for
-                one too old for the index.
+                an id too old for the index.
         """
         known = self._known(query_id, who)
         if not known.stored:
@@ -66,7 +66,7 @@ class QueryAccess:
         raise not_found("id", query_id[:200])
 
     async def _exists(self, query_id: str, who: Credential) -> None:
-        """Refuse an id that is not this caller's; search the topic for one too old for the index.
+        """Refuse an id that is not this caller's; if it is too old for the index, search the topic for it.
 
         Raises:
             ApiError: see `visible`; 410 only if the topic does not have it either.
@@ -94,14 +94,14 @@ class QueryAccess:
     ) -> bool:
         """Send feedback and return whether this source is known to have sent some already.
 
-        Only the aggregator, which has every open row, knows whether the query's reward is still open: the index keeps
-        the latest queries only.
+        Only the aggregator, which has every open row, knows whether the query's reward is still open, because the index
+        keeps only the latest queries.
 
         Raises:
-            ApiError: 404 and 410, see `visible`.
-            RecordError: it is not valid feedback, or does not fit into a record.
-            Unavailable: the broker cannot be searched for an old id, or does not accept the feedback, or the identical
-                feedback still being sent.
+            ApiError: 404 or 410; see `visible`.
+            RecordError: the feedback is not valid, or does not fit into a record.
+            Unavailable: the broker cannot be searched for an old id, or it does not accept the feedback, or the
+                feedback for the same query and source that was still being sent.
         """
         await self._exists(query_id, who)
         record = Feedback(

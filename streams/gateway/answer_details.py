@@ -1,4 +1,4 @@
-"""What every protocol says of an answer beside its text: usage, cost, decision, search, times, headers."""
+"""What every protocol returns besides an answer's text: usage, cost, decision, search, times and headers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def picked(record: object, *names: str) -> dict[str, Any]:
 
 
 def priced_usage(answer: Answer, decision: Decision | None, cost_model: CostModel) -> dict[str, Any]:
-    """Return the usage and, where costs are in USD, what all attempts cost."""
+    """Return the usage and, if costs are in USD, the cost of all attempts."""
     found, cost = usage(answer), usd(answer, decision, cost_model)
     if cost is not None:
         found |= {"cost": cost, "cost_details": {"upstream_inference_cost": cost}}
@@ -34,9 +34,9 @@ def priced_usage(answer: Answer, decision: Decision | None, cost_model: CostMode
 
 
 def usd(answer: Answer, decision: Decision | None, cost_model: CostModel) -> float | None:
-    """Return what all attempts at a query cost in US dollars; None if nothing ran, or costs are in another unit."""
+    """Return the cost of all attempts at a query in US dollars; None if nothing ran, or if costs are in eFLOPs."""
     if answer.limits is None or answer.limits.prices is None:
-        return None  # eFLOPs: do not compute what is not returned
+        return None  # costs are in eFLOPs, which are not returned here
     cost = price(answer, cost_model)
     return None if cost is None else total(cost, decision)
 
@@ -52,7 +52,7 @@ def usage(answer: Answer) -> dict[str, Any]:
             "completion_tokens_details": {"reasoning_tokens": billed.reasoning},
         }
     generated = answer.generated_tokens
-    # The trace does not say which drafts the further answers contain.
+    # With several answers, the trace does not say which drafts the other answers consist of.
     returned = generated if answer.answers else sum(answer.trace[at].tokens for at in answer.path)
     return {
         "prompt_tokens": answer.prompt_tokens,
@@ -95,7 +95,7 @@ def details(
 
 
 def timings(spent: Spent, total_s: float | None) -> dict[str, float]:
-    """Return where the time of a query went, in seconds: `rest_s` is the part of `total_s` in no component."""
+    """Return how a query's time was spent, in seconds; `rest_s` is the part of `total_s` outside all components."""
     found = structs.asdict(spent)
     if total_s is not None:
         found |= {"rest_s": max(0.0, total_s - spent.total_s), "total_s": total_s}
@@ -114,7 +114,7 @@ def objective(in_force: ObjectiveInForce) -> dict[str, Any]:
 
 
 def _costs(answer: Answer, cost_model: CostModel) -> dict[str, Any]:
-    """Return the cost in the deployment's unit, with its name; null for both if nothing ran or it is unknown."""
+    """Return the cost under the name of its unit; both units are null if nothing ran or the cost is unknown."""
     cost = price(answer, cost_model)
     if cost is None or cost.unit == "usd":
         return {"eflops": None, "usd": None if cost is None else cost.cost}
@@ -140,7 +140,7 @@ def parts(cost: Cost) -> dict[str, float]:
 
 
 def total(price: Cost | None, decision: Decision | None) -> float | None:
-    """Return the total cost of a query, given the cost of its last attempt; None if nothing ran or it is unknown."""
+    """Return a query's total cost, given that of its last attempt; None if nothing ran or the cost is unknown."""
     before = sum(each.cost for each in decision.earlier) if decision is not None else 0.0
     return before + price.cost if price is not None else before or None
 
@@ -156,7 +156,7 @@ def cut(answer: Answer, cost_model: CostModel) -> float:
 def finish_reason(answer: Answer) -> str:
     """Return `stop` for a completed path (a client's stop text completes it), `length` for one cut off.
 
-    An upstream's own reason, such as `tool_calls`, goes before.
+    An upstream's own reason for a completed path, such as `tool_calls`, takes precedence.
     """
     if answer.upstream is not None and answer.complete:
         return answer.upstream.finish_reason
@@ -164,7 +164,7 @@ def finish_reason(answer: Answer) -> str:
 
 
 def fingerprint(decision: Decision | None) -> str | None:
-    """Return action@seq: what ran, and the state of the policy that chose it."""
+    """Return `action@seq`: the configuration that ran, and the state of the policy that chose it."""
     return None if decision is None else f"{decision.action.id}@{decision.seq}"
 
 
@@ -174,7 +174,7 @@ def model_of(answer: Answer) -> str:
 
 
 def headers(decision: Decision | None, query_id: str, request_id: str, *, debug: bool) -> dict[str, str]:
-    """Return the headers with the choice; with `debug`, also its predictions."""
+    """Return the headers that report the choice and, with `debug`, how it was made."""
     found = {"x-request-id": request_id, "x-uniscale-query-id": query_id}
     if decision is None:
         return found

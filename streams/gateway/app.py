@@ -1,4 +1,4 @@
-"""The gateway over HTTP: all its routes as one ASGI application, and where it listens."""
+"""The gateway over HTTP: all its routes as one ASGI application, and the address on which it listens."""
 
 import logging
 import os
@@ -73,7 +73,7 @@ class Routes:
         return reply({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """GET /health/ready: topics are read to their ends. Also returns how many models are being served."""
+        """GET /health/ready: the topics have been read to their ends. Also returns how many models are being served."""
         control = self.gateway.runtime.control
         serving, names = control.serving(), control.catalogue.model_names
         return reply(
@@ -132,7 +132,7 @@ class Routes:
 
 
 def _without_slash(app: ASGIApp) -> ASGIApp:
-    """Treat `/v1/models/` as `/v1/models`: with a redirect, some clients would lose the body of a POST."""
+    """Treat `/v1/models/` as `/v1/models`, because with a redirect some clients would lose the body of a POST."""
 
     async def called(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"].endswith("/"):
@@ -142,7 +142,7 @@ def _without_slash(app: ASGIApp) -> ASGIApp:
     return called
 
 
-# Where it listens.
+# The address on which the gateway listens.
 
 log = logging.getLogger("streams.gateway")
 
@@ -160,7 +160,7 @@ class AddressTaken(UniscaleError):
 
 
 def check_address(gate: Gate, host: str, hosts: frozenset[str] = frozenset()) -> None:
-    """Refuse to be reachable from other machines while no key exists: without keys, every request is allowed.
+    """Refuse to be reachable from other machines while no key exists, because every request would be allowed.
 
     Args:
         gate: The API keys.
@@ -168,7 +168,7 @@ def check_address(gate: Gate, host: str, hosts: frozenset[str] = frozenset()) ->
         hosts: Host names that requests may be addressed to; any of these implies a proxy in front of this machine.
 
     Raises:
-        OpenGateway: saying how to add a key.
+        OpenGateway: the gateway would be reachable; the message says how to add a key.
     """
     if gate.has_keys:
         return
@@ -208,7 +208,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
     Raises:
-        AddressTaken: naming the setting.
+        AddressTaken: the address cannot be used; the message names the setting.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

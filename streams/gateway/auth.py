@@ -28,25 +28,25 @@ MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 _DAY_HOURS: Final = 24
 SPENT_MS: Final = (_DAY_HOURS + 1) * HOUR_MS
-"""How far back spending is counted, in ms: 24 hours, in whole hours."""
+"""How far back spending is counted, in ms: the current hour and the 24 hours before it."""
 
 PREVIEWS: Final = 600
-"""Previews per minute for keys without a request limit: a slider requests ten per second while it moves."""
+"""Maximum previews per minute for keys without a request limit: a slider requests ten per second while it moves."""
 
 TARGETS: Final = 8
-"""Distinct mean costs and accuracies per minute that a key may set itself: the decider solves for λ for each."""
+"""Maximum distinct mean costs and accuracies that a key may set per minute: the decider solves for λ for each."""
 
 LOOKUPS: Final = 8
-"""Concurrent requests of a key for old ids, including the one being looked up: each reads two minutes of a topic."""
+"""Maximum concurrent requests of a key for old ids, including the running one: each reads two minutes of a topic."""
 
 OTHERS: Final = 32
-"""Concurrent requests of a key beyond its in-flight limit: bodies being received, reads, feedback."""
+"""Maximum concurrent requests of a key beyond its in-flight limit: bodies being received, reads and feedback."""
 
 _LOOKS: Final = 16
-"""When a key has too many open completions, how many of the oldest to check for disconnected clients."""
+"""If a key has too many open completions, how many of the oldest are checked for disconnected clients."""
 
 MINUTE_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of queries that a key may send per minute: every query is copied through all topics of its search."""
+"""Maximum bytes of queries that a key may send per minute: every query is copied through all topics of its search."""
 
 SCHEMA: Final = """
 create table if not exists spending (
@@ -62,12 +62,13 @@ class Used(Struct, frozen=True):
 
     Attributes:
         minute: Requests in the last minute.
-        reset_s: Seconds until the first of these is more than a minute old.
+        reset_s: Seconds until the first of these requests is more than a minute old.
         bytes: Size of the last minute's queries on their topic.
         in_flight: Queries without an Answer.
-        spent: Cost of its answers of the last 24 hours, in whole hours, in the deployment's unit like the next two.
-        reserved: Reserved for its queries in flight, each at `mean` or its own budget.
-        mean: Mean cost of an answer: what one more query reserves.
+        spent: Cost of its answers in the last 24 hours, counted in whole hours. This and the next two are in the
+            deployment's unit.
+        reserved: Cost reserved for its queries in flight: for each, `mean` or its own budget, whichever is less.
+        mean: Mean cost of an answer, which one more query reserves.
     """
 
     minute: int = 0
@@ -92,7 +93,7 @@ class _Sent:
 
     @property
     def oldest_ms(self) -> int:
-        """Return when the oldest was sent."""
+        """Return when the oldest query was sent, in ms since the epoch."""
         return self._queries[0][0]
 
     def add(self, query: tuple[int, str, int]) -> None:
@@ -114,7 +115,7 @@ class _Sent:
 
 
 class Usage:
-    """Usage by API key: queries in flight and what they cost, in the index's database, and the last minute's requests.
+    """Usage by API key: queries in flight and costs, from the index's database, and the requests of the last minute.
 
     Queries dropped from the index may still count here.
 
@@ -178,8 +179,8 @@ class Usage:
             key: The API key's digest.
             at_ms: When the query was sent or answered.
             price: Cost of its search, which enters the mean; None if unknown.
-            cut: Upper bound on the cost of a step that the deadline cut. It does not enter the mean: a key whose
-                queries are cut must not change what the next one reserves.
+            cut: Upper bound on the cost of a step that the deadline cut. It does not enter the mean, so that queries
+                that are cut do not change how much the key's next query reserves.
         """
         self._db.execute(
             "insert into spending (key, hour, spent, priced, answers) values (?, ?, ?, ?, ?) on conflict (key, hour)"
@@ -217,11 +218,11 @@ def reserved(mean: float, budget: float | None) -> float:
 # Authentication and limits: API keys from `control`, requests per minute, requests in flight, costs per day.
 
 Tenants: TypeAlias = tuple[str | None, ...] | None
-"""Tenants whose queries are visible; None for all. A key without a tenant sees those of keys without one."""
+"""Tenants whose queries are visible; None for all. A key without a tenant sees the queries of all such keys."""
 
 
 Gone: TypeAlias = Callable[[], Awaitable[bool]]
-"""Whether the client of a request has disconnected."""
+"""Returns whether the client of a request has disconnected."""
 
 
 class Credential(Struct, frozen=True):
@@ -237,12 +238,12 @@ class Credential(Struct, frozen=True):
 
     @property
     def tenant(self) -> str | None:
-        """Return the tenant that queries are stamped with."""
+        """Return the tenant that this caller's queries belong to."""
         return self.entry.tenant if self.entry else None
 
     @property
     def account(self) -> str:
-        """Return the account its queries count against; see `Query.account`."""
+        """Return the account that this caller's queries count against; see `Query.account`."""
         return account_of(self.tenant, self.key)
 
     @property
@@ -279,8 +280,8 @@ class Gate:
     """API keys and their limits.
 
     Args:
-        in_flight: In-flight limit of keys that set none: more than the deployment admits would queue ahead of everyone
-            else's.
+        in_flight: In-flight limit for keys that set none. If it were higher than what the deployment admits, a key's
+            queries would queue ahead of everyone else's.
         streams: How many streams a key may have open at once.
         reads: How many reads a key may make per minute.
     """
@@ -289,8 +290,8 @@ class Gate:
         self._in_flight = in_flight
         self._most_streams = streams
         self._most_reads = reads
-        # Open requests of each key at this gateway: all, its streams, and its completions, oldest first, each with a
-        # check whether its client has disconnected.
+        # Open requests of each key at this gateway: all of them, its streams, and its completions (oldest first, each
+        # with a function that returns whether its client has disconnected).
         self._requests: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._completions: defaultdict[str, dict[object, Gone]] = defaultdict(dict)
@@ -307,16 +308,16 @@ class Gate:
 
     @property
     def has_keys(self) -> bool:
-        """Return whether any key exists or ever existed: revoking the last one does not open the gateway."""
+        """Return whether any key exists or ever existed, so that revoking the last one does not open the gateway."""
         return self._had_keys
 
     @property
     def has_quotas(self) -> bool:
-        """Return whether any key limits what its answers may cost a day."""
+        """Return whether any key has a limit on what its answers may cost per day."""
         return any(entry.limits_spending for entry in self._by_digest.values())
 
     def change(self, entry: KeyEntry) -> None:
-        """Apply a key entry from `control`: the last one per name counts."""
+        """Apply a key entry from `control`, where the last entry of each name counts."""
         self._had_keys = True
         if (old := self._digest_of.pop(entry.name, None)) is not None:
             self._by_digest.pop(old, None)
@@ -327,8 +328,8 @@ class Gate:
     def teaches(self, who: Credential, query: Query) -> bool:
         """Return whether the learner may learn from a query.
 
-        It learns from keys with the scope `teach`. While no key has it, the learner uses everybody's plain questions:
-        those without a reference, a grader or a configuration of their own.
+        It learns from keys with the scope `teach`. While no key has that scope, it learns from everybody's plain
+        questions: those that bring no reference, grader or configuration of their own.
         """
         if who.teaches:
             return True
@@ -339,7 +340,7 @@ class Gate:
         """Return the credential of a bearer token. While no key exists, every request is allowed.
 
         Raises:
-            ApiError: 401, when keys exist and this is not one of them.
+            ApiError: 401, if keys exist and the token is not one of them.
         """
         if not self.has_keys:
             return Credential()
@@ -352,18 +353,18 @@ class Gate:
         return Credential(digest, entry)
 
     def knows(self, who: Credential) -> bool:
-        """Return whether a credential is still valid: its key may have been revoked or replaced."""
+        """Return whether a credential is still valid, because its key may have been revoked or replaced."""
         return self._by_digest.get(who.key) == who.entry if who.entry else not self.has_keys
 
     def has_key(self, digest: str) -> bool:
-        """Return whether a key with this digest is valid; the empty digest is while no key exists."""
+        """Return whether a key with this digest is valid; the empty digest is valid while no key exists."""
         return digest in self._by_digest if digest else not self.has_keys
 
     def request(self, who: Credential) -> AbstractContextManager[None]:
-        """Count a request of a key until its response starts, whatever it waits for.
+        """Count a request of a key until its response starts, no matter what it waits for.
 
         Raises:
-            ApiError: 429 if the key has OTHERS more open than its limit of completions.
+            ApiError: 429 if the key has as many open requests as its in-flight limit plus OTHERS.
         """
         return _counted(self._requests, who, self._most(who) + OTHERS, "requests at once")
 
@@ -372,13 +373,13 @@ class Gate:
         return _counted(self._streams, who, self._most_streams, "streams open at once")
 
     async def completion(self, who: Credential, gone: Gone) -> AbstractContextManager[None]:
-        """Count a completion of a key while its request is open, whichever query it waits for.
+        """Count a completion of a key while its request is open, no matter which query it waits for.
 
         Queries in flight are counted from the log. This covers requests that join an existing query.
 
         Args:
             who: The caller.
-            gone: Whether its client has disconnected: it may retry before that is noticed.
+            gone: Returns whether the client has disconnected; it may retry before this is noticed.
 
         Raises:
             ApiError: 429 if the key is at its in-flight limit.
@@ -435,7 +436,8 @@ class Gate:
             models: Model names of the current catalogue.
 
         Raises:
-            ApiError: 404 for a name the key may not use, 403 for setting weights or targets itself.
+            ApiError: 404 for a name that the key may not use; 403 if the query sets weights or targets and the key may
+                only name objectives.
         """
         entry = who.entry
         if entry is None:
@@ -476,7 +478,7 @@ class Gate:
             unit: Unit of costs.
 
         Raises:
-            ApiError: 429.
+            ApiError: 429; 403 if the key's spending limit is in a different unit.
         """
         entry = who.entry
         if entry is None:
@@ -496,7 +498,7 @@ class Gate:
             _count(_lately(self._reads[who.key], now_ms), self._most_reads, "reads", now_ms)
 
     def feedback(self, who: Credential, now_ms: int) -> None:
-        """Count feedback of a key. Raises ApiError 429 above its limit of requests, or else of reads."""
+        """Count a key's feedback. Raises ApiError 429 above its limit on requests or, without one, on reads."""
         if who.entry is not None:
             most = who.entry.per_minute or self._most_reads
             _count(_lately(self._feedback[who.key], now_ms), most, "feedback requests", now_ms)
@@ -528,7 +530,7 @@ class Gate:
         """Count or refuse a mean cost or accuracy target set by a query itself.
 
         Raises:
-            ApiError: 429 if its key has set TARGETS others within a minute.
+            ApiError: 429 if its key has set TARGETS other targets within a minute.
         """
         target = (query.mean_cost, query.accuracy)
         if who.entry is None or target == (None, None):
@@ -552,7 +554,7 @@ class Gate:
 
 
 def check_host(host: str | None, origin: str | None, allowed: frozenset[str]) -> None:
-    """Refuse a request for, or from a page of, another host, to prevent DNS rebinding.
+    """Refuse a request for a foreign host, or from a page of one, to prevent DNS rebinding.
 
     Args:
         host: The Host header.
@@ -598,10 +600,10 @@ def _is_virtual(model: str) -> bool:
 def _own(model: str, allowed: tuple[str, ...], models: Sequence[str]) -> tuple[str, ...] | None:
     """Return the catalogue models that a key allows, named directly or in a configuration.
 
-    None if it names only virtual models, which do not restrict the models.
+    Return None if it names only virtual models, which do not restrict the models.
 
     Raises:
-        ApiError: 404 if none of them is in the catalogue any more.
+        ApiError: 404 if none of the named models is in the catalogue any more.
     """
     named = [name for name in allowed if not _is_virtual(name)]
     if not named:
@@ -627,21 +629,21 @@ def _counted(held: Counter[str], who: Credential, most: int, what: str) -> Itera
 
 
 def _lately(counted: deque[tuple[int, int]], now_ms: int) -> deque[tuple[int, int]]:
-    """Drop what is more than a minute old."""
+    """Drop entries more than a minute old, and return the rest."""
     while counted and counted[0][0] <= now_ms - MINUTE_MS:
         counted.popleft()
     return counted
 
 
 def _count(recent: deque[tuple[int, int]], most: int, what: str, now_ms: int) -> None:
-    """Count one more of the last minute. Raises ApiError 429 if there are `most`."""
+    """Count one more in the last minute. Raises ApiError 429 if there are already `most`."""
     if len(recent) >= most:
         raise _rate(f"{most} {what} a minute", 1 + (recent[0][0] + MINUTE_MS - now_ms) // 1000, {})
     recent.append((now_ms, 0))
 
 
 def _check_spending(entry: KeyEntry, query: Query, used: Used, unit: CostUnit) -> None:
-    """Refuse a query with which its key would cost more than it may in a day."""
+    """Refuse a query with which its key would spend more than it may in a day."""
     most: float | None = getattr(entry, f"{unit}_per_day")
     if most is None:
         raise ApiError(

@@ -61,7 +61,7 @@ class RouteGuard:
     Args:
         gateway: The gateway.
         hosts: Host names that requests may be addressed to.
-        session_key: The API key behind a browser's session.
+        session_key: Returns the API key of a request's browser session.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class EventStream(StreamingResponse):
 
     Args:
         parts: The events.
-        held: Resources to close with them, even if the client disconnected before the first.
+        held: Resources to close with the stream, even if the client disconnected before the first event.
         headers: Headers of the response.
     """
 
@@ -141,7 +141,7 @@ async def body_of(request: Request, most: int = MAX_BODY) -> bytes:
     """Return a request's body.
 
     Raises:
-        ApiError: 413 above this many bytes; 408 when it takes too long; 415 for a compressed one.
+        ApiError: 413 for more than `most` bytes; 408 if the body takes too long to arrive; 415 if it is compressed.
     """
     coding = request.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
@@ -171,7 +171,7 @@ async def object_of(request: Request, *fields: str, most: int = MAX_BODY) -> dic
     """Return a request's body as a JSON object.
 
     Raises:
-        ApiError: see `body_of`; 400 if it is not an object, or has other fields.
+        ApiError: see `body_of`; 400 if the body is not an object, or has other fields.
     """
     found = json_object(await body_of(request, most))
     if unknown := sorted(set(found) - set(fields)):

@@ -27,14 +27,14 @@ NO_RETRY: Final = {"x-should-retry": "false"}
 
 _MOST_PARAM: Final = 200
 _MOST_MESSAGE: Final = 4000
-"""Characters of an error message: a body's field names may have a megabyte."""
+"""Maximum characters of an error message: field names in a body may be a megabyte long."""
 
-# Start of the error in an Answer of an executor or the embedder.
+# How the error starts in an Answer from an executor or the embedder.
 _TOO_LONG: Final = "PromptTooLongError: "
 _NOT_ADMITTED: Final = "AdmissionRejected: "
 
 _ADMISSION_RETRY_S: Final = 30
-"""Seconds a model counts as served after its last heartbeat (`streams.services.admission`)."""
+"""Seconds for which a model counts as served after its last heartbeat (`streams.services.admission`)."""
 
 
 class ClientGone(Exception):
@@ -70,7 +70,7 @@ class ApiError(UniscaleError):
         self.headers = headers or {}
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
-        """Return the error with the field's name in the request's protocol; see `own_name`."""
+        """Return the error with the field's name as in the request's protocol; see `own_name`."""
         if self.param is None or (param := own_name(self.param, names)) == self.param:
             return self
         message = str(self)
@@ -86,11 +86,11 @@ class ApiError(UniscaleError):
 
 
 def own_name(param: str, names: Mapping[str, str]) -> str:
-    """Return what the request's protocol calls a field.
+    """Return the name of a field in the request's protocol.
 
     Args:
         param: A field of a chat completion request, or a part of one.
-        names: The protocol's names of fields of chat completions. The longest that matches counts.
+        names: The protocol's names for the fields of chat completions. The longest match counts.
 
     >>> own_name("messages[1].content", {"messages": "input", "messages[1]": "input[0]"})
     'input[0].content'
@@ -138,7 +138,7 @@ def no_model(name: str) -> ApiError:
 def why(answer: Answer) -> str | None:
     """Return why an Answer has no text, without details that clients must not see.
 
-    Messages of an engine or its server are for operators: they name addresses and models, and quote replies.
+    Messages from an engine or its server are for operators, because they name addresses and models, and quote replies.
     """
     if answer.status != "failed" or answer.error is None or answer.error.startswith(_TOO_LONG):
         return answer.error
@@ -150,7 +150,7 @@ def why(answer: Answer) -> str | None:
 
 
 def of_answer(answer: Answer) -> ApiError | None:
-    """Return the error for an Answer, or None if it has a text.
+    """Return the error for an Answer, or None if it is a completion.
 
     `unfinished` and `budget` are completions that stopped early, with `finish_reason: "length"`; with a budget there
     may be no text at all.
@@ -181,7 +181,7 @@ def of_answer(answer: Answer) -> ApiError | None:
         case "cancelled":
             return ApiError(409, said, type="api_error", code="cancelled", headers=dict(NO_RETRY))
     if answer.text is None and not _has_budget(answer):
-        # Only a deadline bounds every search: it passed before a path was completed.
+        # Without a budget, only the deadline can have ended the search before a path was completed.
         return ApiError(504, said, type="timeout_error", code="expired", headers=dict(NO_RETRY))
     return None
 
@@ -192,7 +192,7 @@ def _has_budget(answer: Answer) -> bool:
 
 
 _MESSAGES: Final = "/v1/messages"
-"""Paths of Anthropic's API, whose clients expect errors in another format."""
+"""Path prefix of Anthropic's API, whose clients expect errors in a different format."""
 
 _MESSAGES_TYPES: Final = {
     401: "authentication_error",
@@ -214,7 +214,7 @@ def messages_error(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def refusal(error: ApiError, request: Request, request_id: str = "") -> Response:
-    """Return the response of an error, in the format of the path's protocol."""
+    """Return the response for an error, in the format of the path's protocol."""
     body: dict[str, Any] = {"error": error.fields()}
     if request.url.path.startswith(_MESSAGES):
         body = messages_error(error, request_id)
@@ -234,7 +234,7 @@ def response_to(error: Exception, request: Request, request_id: str) -> Response
     if isinstance(error, RecordError):  # the request is not a valid record
         error = of_record(error)
     elif isinstance(error, Unavailable):
-        # The official clients retry; if the record was stored after all, they join it.
+        # The official clients retry; if the query was stored after all, the retry joins it.
         log.warning("%s %s: %s (%s)", request.method, request.url.path, error, request_id)
         why = f"the broker is not available now; try again, or report {request_id} to the operator"
         error = ApiError(503, why, type="api_error", code="broker_unavailable", headers={"retry-after": "2"})

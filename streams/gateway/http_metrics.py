@@ -1,4 +1,4 @@
-"""Metrics of the gateway's HTTP requests, as ASGI middleware: how many, how long, and how soon streams begin."""
+"""Metrics of the gateway's HTTP requests, as ASGI middleware: number, duration, and time until a stream begins."""
 
 from time import monotonic
 from typing import Final
@@ -8,17 +8,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streams.metrics import Metrics
 
 TENANT: Final = "uniscale.tenant"
-"""Key of the scope in which authentication leaves the tenant of the request's key; absent before, "" without one."""
+"""Scope key under which authentication stores the tenant of the API key; absent before that, "" without a tenant."""
 
 
 class HttpMetrics:
     """Counts and times every request of an application.
 
-    A request is labelled with the pattern of its route, so that no client can add a label.
+    A request is labelled with the pattern of its route, so that clients cannot create labels.
 
     Args:
-        app: The application, whose router leaves the route in the scope.
-        metrics: Of the process.
+        app: The application, whose router stores the route in the scope.
+        metrics: The process's metrics.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -30,7 +30,7 @@ class HttpMetrics:
             await self._app(scope, receive, send)
             return
         began_s, metrics = monotonic(), self._metrics
-        status, streams, begun = 499, False, False  # 499: nginx's, for a client that left before any response
+        status, streams, begun = 499, False, False  # 499, as in nginx: the client left before any response
 
         async def sent(message: Message) -> None:
             nonlocal status, streams, begun

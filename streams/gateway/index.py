@@ -28,14 +28,14 @@ _KEPT: Final = 100
 
 
 class Marks:
-    """The latest changes on `control`: compaction keeps the last one of each name.
+    """The latest changes on `control`, where compaction keeps only the last record of each name.
 
     Args:
         models: The models of the deployment's own catalogue.
 
     Attributes:
-        listed: The marks, oldest first, as the page draws them: at, seconds since the epoch; kind, `catalogue`,
-            `objective` or `costs`; and what, a description.
+        listed: The marks, oldest first, as the page draws them. Each has `at` (seconds since the epoch), `kind`
+            (`catalogue`, `objective` or `costs`) and `what` (a description).
     """
 
     def __init__(self, models: Iterable[str]) -> None:
@@ -106,10 +106,10 @@ _SPARE: Final = f"key = '' or {_ENDED}"  # an open query of a key counts against
 _MOST_WORD: Final = 80
 
 _CHARGED: Final = 16
-"""Charged ids to remember, per query kept: both its Answer and its Reward report the cost, in either order."""
+"""Charged ids to remember per query kept, because its Answer and its Reward both report the cost, in any order."""
 
 _AT_ONCE: Final = 500
-"""Queries read before yielding to other tasks: a few milliseconds."""
+"""Queries read before yielding to other tasks, which takes a few milliseconds."""
 
 
 class IndexedQuery(Struct, frozen=True):
@@ -122,7 +122,7 @@ class IndexedQuery(Struct, frozen=True):
         created_ms: When it was sent, ms since the epoch.
         until_ms: Time by which it must have an Answer, MARGIN_S after its deadline, in ms since the epoch; 0 if none
             came by then.
-        stored: Whether it may be read back; see `kept_of`.
+        stored: Whether clients may read it back; see `kept_of`.
     """
 
     query_id: str
@@ -134,25 +134,25 @@ class IndexedQuery(Struct, frozen=True):
 
 
 class Listed(Struct, frozen=True):
-    """A query as shown in lists and statistics; None for what is not known yet.
+    """A query as shown in lists and statistics; attributes that are not known yet are None.
 
     Attributes:
         query_id: Its id.
         tenant: Its tenant.
         created_ms: When it was sent, ms since the epoch.
-        groups: Its value for each metadata key by which the index groups; None if it has none.
+        groups: Its value for each metadata key by which the index groups queries; None for a key without a value.
         baseline_of: The query whose paired baseline it is.
-        question: The first 200 characters.
+        question: The first 200 characters of its question.
         action: The configuration chosen.
-        objective: Name of its objective, or its kind.
+        objective: Name of its objective, or the objective's kind if it has no name.
         cohort: `policy` or `control`.
         randomised: Whether its cohort was drawn at random; see `Decision`.
         reason: What chose the configuration; see `Decision`.
         status: How it ended.
         answered_ms: When it ended, ms since the epoch.
-        spent: Where its time went, `Spent` as JSON.
-        cost: Its cost, in the unit of costs.
-        correct: Whether it was right, 0 to 1.
+        spent: How its time was spent: a `Spent` as JSON.
+        cost: Its cost, in the deployment's unit.
+        correct: Grade of its answer, from 0 (wrong) to 1 (right).
     """
 
     query_id: str
@@ -204,21 +204,22 @@ def _word(value: Any) -> str | None:
 Part = Literal["decision", "answer", "reward"]
 
 MARGIN_S: Final = 30.0
-"""Seconds after its deadline within which an expired query gets its Answer, if an aggregator is running."""
+"""Seconds after its deadline within which a query gets its `expired` Answer, if an aggregator is running."""
 
 
 MOST_BYTES: Final = 128 * 1024 * 1024
-"""Bytes of records to keep: 20,000 typical queries take less, but as many of the largest would take 24 GB."""
+"""Maximum bytes of records to keep: 20,000 typical queries take less, but as many large ones would take 24 GB."""
 
 
 class Index:
     """The most recent queries.
 
     Args:
-        most: How many to keep, not counting open queries of API keys, which the keys' limits bound once the topics are
-            read (until then, a query whose Answer has not been read yet is open too). The oldest are dropped first.
+        most: How many to keep, not counting open queries of API keys. The keys' limits bound those once the topics have
+            been read; until then, a query whose Answer has not been read yet also counts as open. The oldest are
+            dropped first.
         most_bytes: How many bytes of records to keep, not counting those of open queries, which other limits bound.
-        timeout_s: Timeout of queries that set none.
+        timeout_s: Timeout for queries that set none.
         group_by: Metadata keys whose values are kept, to group queries by.
 
     Attributes:
@@ -241,10 +242,10 @@ class Index:
         self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._db.executescript(SCHEMA)
         self.usage = Usage(self._db)
-        # For queries read at startup, the Reward tells that there was an Answer.
+        # Ids of queries whose cost has been charged, by an Answer or a Reward.
         self._charged = RecentIds(_CHARGED * most)
         self._forgotten_ms = 0  # when the newest dropped query was sent
-        self._strange: list[str] = []  # ids of unknown queries that feedback came for
+        self._strange: list[str] = []  # ids of unknown queries for which feedback has arrived
         self._since_trim = 0
         self._bytes_since_trim = 0
 
@@ -292,7 +293,7 @@ class Index:
         self._trim_if_due()
 
     def decision(self, decision: Decision, value: bytes, at_ms: int) -> bool:
-        """Add a Decision, with the Query it carries, and return whether it counts: the first of the last attempt.
+        """Add a Decision, with the Query in it, and return whether it counts: only the first of the last attempt does.
 
         Args:
             decision: The Decision.
@@ -341,7 +342,7 @@ class Index:
         )
 
     def priced(self, query_id: str, total: float | None, cut: float = 0.0) -> None:
-        """Add the cost of a query, and charge it to its key, once.
+        """Add the cost of a query, and charge it to its key unless that has been done.
 
         Args:
             query_id: Its id.
@@ -358,11 +359,11 @@ class Index:
             self._charge(query_id, key, created_ms, total, cut)
 
     def spent(self, reward: Reward, at_ms: int) -> None:
-        """Charge a Reward's `charge` to its key, unless its Answer was charged already.
+        """Charge a Reward's `charge` to its key, unless the query's Answer has been charged already.
 
         Args:
             reward: The Reward.
-            at_ms: When it was appended.
+            at_ms: Its append time, ms since the epoch.
         """
         if reward.charge is not None:
             price = reward.cost
@@ -375,12 +376,12 @@ class Index:
             self.usage.charge(key, at_ms, price, cut)
 
     def withdraw(self, query_id: str) -> None:
-        """Remove a query that could not be sent: it does not count against its key's limits."""
+        """Remove a query that could not be sent, so that it does not count against its key's limits."""
         if self.forget(query_id):
             self.usage.take_back(query_id)
 
     def forget(self, query_id: str) -> bool:
-        """Stop expecting records of a query, and return whether none had arrived."""
+        """Remove a query unless its Decision or Answer has arrived, and return whether it was removed."""
         done = self._db.execute(
             "delete from queries where query_id = ? and decision is null and answer is null", (query_id,)
         )
@@ -410,7 +411,7 @@ class Index:
         self._db.execute("delete from feedback where query_id = ? and source = ?", (query_id, source))
 
     def dead_letter(self, letter: DeadLetter, value: bytes, at_ms: int) -> None:
-        """Add a dead letter. The newest of each origin counts; the thousand newest are kept."""
+        """Add a dead letter. Only the newest of each origin counts, and only the thousand newest are kept."""
         self._db.execute(
             "insert into dead_letters (origin, created_ms, letter) values (?, ?, ?) on conflict (origin) do update"
             " set created_ms = excluded.created_ms, letter = excluded.letter",
@@ -422,7 +423,7 @@ class Index:
         )
 
     def dead_letters(self, most: int) -> list[tuple[int, DeadLetter, bool]]:
-        """Return the newest dead letters with their times in ms and whether they were sent again, newest first."""
+        """Return the newest dead letters, newest first, each with its time in ms and whether it was sent again."""
         rows = self._db.execute(
             "select created_ms, letter, retried from dead_letters order by created_ms desc limit ?", (most,)
         )
@@ -434,7 +435,7 @@ class Index:
         return decode(row[0], DeadLetter) if row else None
 
     def retried(self, origin: str, retried: bool = True) -> bool:
-        """Record that a dead letter was retried, or that this failed; return whether that is a change."""
+        """Record that a dead letter was retried, or that the retry failed; return whether that is a change."""
         done = self._db.execute(
             "update dead_letters set retried = ? where origin = ? and retried = ?",
             (retried, origin, not retried),
@@ -451,15 +452,15 @@ class Index:
         return None if found is None else IndexedQuery(*found)
 
     def decision_of(self, query_id: str) -> Decision | None:
-        """Return its Decision."""
+        """Return the Decision of a query, or None."""
         return decode(value, Decision) if (value := self._part("decision", query_id)) else None
 
     def answer_of(self, query_id: str) -> Answer | None:
-        """Return its Answer."""
+        """Return the Answer of a query, or None."""
         return decode(value, Answer) if (value := self._part("answer", query_id)) else None
 
     def timeline(self, query_id: str) -> Timeline:
-        """Return what is kept of a query: Decision, Answer, latest Reward, and when it was sent and answered."""
+        """Return the kept records of a query (Decision, Answer, latest Reward), and when it was sent and answered."""
         found = Timeline(query_id)
         row = self._db.execute(
             "select decision, answer, reward, iif(asked = 1, created_ms, null), answered_ms from queries"
@@ -484,7 +485,7 @@ class Index:
         return found is not None
 
     def reward_of(self, query_id: str) -> Reward | None:
-        """Return its latest reward."""
+        """Return the latest Reward of a query, or None."""
         return decode(value, Reward) if (value := self._part("reward", query_id)) else None
 
     def activity(self, now_ms: int, tenants: Tenants = None) -> tuple[int, int]:
@@ -497,7 +498,7 @@ class Index:
         return int(found[0]), int(found[1])
 
     def latest(self, most: int, tenants: Tenants = None, *, stored: bool = False) -> list[Listed]:
-        """Return the newest queries, newest first; only of these tenants, and only those that may be read, if asked."""
+        """Return the newest queries of these tenants, newest first; if `stored`, only those that may be read back."""
         return [_listed(row) for row in self._latest(most, tenants, "and stored" if stored else "")]
 
     async def all(self, tenants: Tenants = None) -> list[Listed]:

@@ -36,9 +36,9 @@ class OpenRequest(Struct, eq=False):
 
     Attributes:
         query_id: The query.
-        queue: Its records as they arrive.
-        gone: Whether its client disconnected before the response started; None for a request that only watches the
-            query, which does not keep it running.
+        queue: The query's records as they arrive.
+        gone: Returns whether its client disconnected before the response started. None for a request that only watches
+            the query and does not keep it running.
         body: Key and digest that a retry would have; None if retries do not join by body.
         joined: Whether a retry of it is waiting for the query.
     """
@@ -53,11 +53,11 @@ class OpenRequest(Struct, eq=False):
 class OpenRequests:
     """The open requests of one gateway, and the queries whose response was never received.
 
-    A request may attach to a query that another one sent, so several can wait for one id. Records that arrived before a
+    A request may join a query that another request sent, so several can wait for one id. Records that arrived before a
     request started waiting are in the index.
 
-    A retry header says only that the request was tried before, not whether or which query it got. So each query without
-    a reader is given to one retry only, and every waiting client gets an answer.
+    A retry header says only that the request was tried before, not whether that led to a query, or to which one. So
+    each query without a reader is given to one retry only, and every waiting client gets an answer.
 
     Args:
         most: How many queries without a reader to keep; the oldest are dropped first.
@@ -77,7 +77,7 @@ class OpenRequests:
         return query_id in self._open
 
     def hold(self, query_id: str) -> bool:
-        """Return whether a request keeps a query running."""
+        """Return whether any open request keeps a query running."""
         return any(each.gone is not None for each in self._open.get(query_id, ()))
 
     def seen(self, query_id: str, what: QueryRecord) -> None:

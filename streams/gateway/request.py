@@ -55,7 +55,7 @@ def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: 
         actions: Ids of the offered configurations.
 
     Raises:
-        ApiError: 404, listing the known names.
+        ApiError: 404 for an unknown name.
     """
     known = set(models)
     if name == AUTO:
@@ -76,19 +76,19 @@ def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: 
     return ModelChoice(pin=action.id)
 
 
-# What a request asks of the model besides a text restricts the choice to configurations that can honour it
-# (`ChatRequest.options`). A field that none can is ignored and named in the response (`ChatRequest.ignored`), so that
-# ordinary clients work unchanged. It is refused by name if it requests another kind of answer (`audio`), or if the
-# deployment is strict. Neutral values (`logprobs: false`), which many clients send by default, have no effect and are
-# not named.
+# If a request asks the model for more than a text (`ChatRequest.options`), the choice is restricted to configurations
+# that can honour this. A field that none can honour is ignored and named in the response (`ChatRequest.ignored`), so
+# that ordinary clients work unchanged. It is refused by name if it requests a different kind of answer (`audio`), or if
+# the deployment is strict. Neutral values (`logprobs: false`), which many clients send by default, have no effect and
+# are not named.
 
 MAX_BODY: Final = 2 * 1024 * 1024
-"""Bytes of a request's body."""
+"""Maximum bytes of a request's body."""
 
 BASELINE_OF: Final = "baseline_of"
 """Metadata key that makes a Query the paired baseline of another; the value is that query's id."""
 
-# Fields of the API that request another kind of answer unless they have one of these values.
+# Fields of the API that request a different kind of answer unless they have one of these values.
 _REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "functions": ([], None),
     "function_call": ("none", "auto", None),
@@ -106,7 +106,7 @@ STRICT: Final = (
 class _Ignored(Struct, frozen=True):
     """Unsupported fields of the API that do not change the kind of answer, with their allowed types.
 
-    A default is a value without effect, like null.
+    Each default is a value without effect, like null.
     """
 
     reasoning_effort: str | None = None
@@ -155,13 +155,13 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Translated(Struct, frozen=True):
-    """What a request of another protocol says beside the fields of a chat completion.
+    """The parts of another protocol's request for which a chat completion request has no field.
 
     Attributes:
-        protocol: Its name; empty for chat completions.
-        earlier: Messages before those of the request, which another query has had checked.
-        kept: What the gateway keeps with the query to read it back in the same protocol (`kept_of`).
-        names: The protocol's names of fields of chat completions, for errors; see `own_name`.
+        protocol: Name of the protocol; empty for chat completions.
+        earlier: Messages that precede those of the request and have already been checked.
+        kept: Data that the gateway keeps with the query, to read it back in the same protocol (`kept_of`).
+        names: The protocol's names for the fields of chat completions, used in errors; see `own_name`.
         ignored: Names of unsupported fields that chat completions do not have.
     """
 
@@ -173,16 +173,17 @@ class Translated(Struct, frozen=True):
 
 
 class ChatRequest(Struct, frozen=True):
-    """A request to `/v1/chat/completions`, or one of another protocol in its terms.
+    """A request to `/v1/chat/completions`, or another protocol's request expressed as one.
 
     Attributes:
-        models: The models that may answer, as `uniscale.allowed_models`; not a field of OpenAI's API, but of others'.
-        session_id: The client's name for the conversation; not a field of OpenAI's API, but of others'.
-        reasoning_effort: Only models of this effort may answer; None if no model of the catalogue has one.
-        options: What it asks of the model besides a text; the API has these fields in the request itself.
-        ignored: Names of its unsupported fields, in the order of the request. This one and the next are no fields of
-            the API.
-        translated: What a request of another protocol says beside the fields above.
+        models: The models that may answer, like `uniscale.allowed_models`; other APIs have this field, OpenAI's does
+            not.
+        session_id: The client's name for the conversation; other APIs have this field, OpenAI's does not.
+        reasoning_effort: Only models with this effort may answer; None if no model of the catalogue has an effort.
+        options: What it asks of the model besides a text; in the API, these are fields of the request itself.
+        ignored: Names of its unsupported fields, in the order of the request. This and the next attribute are not
+            fields of the API.
+        translated: The parts of another protocol's request for which there is no field above.
     """
 
     model: str
@@ -206,7 +207,7 @@ class ChatRequest(Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether its messages are texts that any model reads."""
+        """Return whether its messages are texts that any model can read."""
         own = all(isinstance(m.get("content"), str) and m.get("role") != "tool" for m in self.messages)
         return own and not any(m.of_tools or m.images for m in self.translated.earlier)
 
@@ -238,11 +239,12 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def parse(body: bytes, *, efforts: Collection[str] = (), strict: bool = False) -> ChatRequest:
-    """Return a request.
+    """Parse the body of a chat completion request.
 
     Args:
         body: JSON.
-        efforts: Efforts that the catalogue's models have; without any, `reasoning_effort` is an unsupported field.
+        efforts: Efforts that the catalogue's models have; if there are none, `reasoning_effort` is an unsupported
+            field.
         strict: Whether to refuse unsupported fields rather than name them in the response.
 
     Raises:
@@ -258,16 +260,16 @@ def read(
     efforts: Collection[str] = (),
     strict: bool = False,
 ) -> ChatRequest:
-    """Return a request.
+    """Return a request, given its fields.
 
     Args:
-        plain: Its fields, as those of a chat completion.
-        translated: What a request of another protocol says besides.
+        plain: The fields of a chat completion request.
+        translated: The parts of another protocol's request for which there is no such field.
         efforts: See `parse`.
         strict: See `parse`.
 
     Raises:
-        ApiError: 400 with the field at fault, as the protocol calls it.
+        ApiError: 400 with the field at fault, under the protocol's name.
     """
     try:
         return _read(plain, translated, efforts, strict)
@@ -314,7 +316,7 @@ def _read(
 def to_query(
     request: ChatRequest, asked: ModelChoice, *, query_id: str, tenant: str | None, kept: dict[str, str]
 ) -> Query:
-    """Return the Query of a request.
+    """Return the Query for a request.
 
     Args:
         request: The request.
@@ -387,7 +389,7 @@ def _session(session_id: str | None, messages: Sequence[Message]) -> str | None:
 
 
 def kept_of(query: Query) -> dict[str, str]:
-    """Return the gateway's own data in a query: the digests of API key and body; empty for other producers."""
+    """Return the gateway's own data in a query, such as the digests of API key and body; empty for other producers."""
     return {name: str(each) for name, each in query.kept.items()}
 
 
@@ -396,7 +398,7 @@ def digest(body: bytes, protocol: str = "") -> str:
 
     Args:
         body: The body.
-        protocol: Its protocol, unless it is chat completions.
+        protocol: The request's protocol; empty for chat completions.
     """
     return hashlib.sha256(protocol.encode() + body).hexdigest()
 
@@ -492,7 +494,7 @@ def _options(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a request asks for.
 
     Raises:
-        ApiError: 400 for a tool or a format that the API does not have.
+        ApiError: 400 for a kind of tool or format that the API does not have.
     """
     options = {name: plain[name] for name in plain if name in _OPTIONS and plain[name] is not None}
     tools = options.get("tools")
@@ -520,7 +522,7 @@ def _options(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metadata(request: ChatRequest) -> dict[str, Any]:
-    """Merge the three sources of metadata; a name in two of them is an error, because one value would be lost."""
+    """Merge the three sources of metadata. A name in two of them is an error, because one value would be lost."""
     found: dict[str, Any] = {}
     places = {
         "metadata": request.metadata or {},
@@ -566,7 +568,7 @@ def _asks(name: str, value: Any) -> bool:
 
 
 def unknown(name: str, known: Iterable[str]) -> ApiError:
-    """Return the error for a field that is not one of those known, with a suggestion."""
+    """Return the error for an unknown field, with a suggestion."""
     own = {field.name for field in msgspec.structs.fields(Extension)}
     name = name[:200]
     if name in own:

@@ -1,4 +1,4 @@
-"""All routes except chat completions: previews, models, objectives, queries, dead letters, the page."""
+"""All routes except those for completions: previews, models, objectives, queries, dead letters and the page."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ from streams.gateway.sse import named_event
 from streams.log.base import NotAllowed, Outgoing, Unavailable
 from streams.runtime.runtime import Runtime, ServiceSpec
 
-# `/v1/decide`: which configuration a request would run, and why. Runs nothing and learns nothing.
+# `/v1/decide`: which configuration a request would run, and why. It runs nothing, and nothing is learned.
 
 
 async def decide(call: Call) -> Response:
@@ -118,7 +118,7 @@ async def dead_letters(call: Call) -> Response:
 
 
 async def retry(call: Call) -> Response:
-    """POST /v1/dead-letters/retry: {origin}. Resends its record, once: a repeated request returns `duplicate: true`."""
+    """POST /v1/dead-letters/retry: {origin}. Resends the record once; a repeated request gets `duplicate: true`."""
     call.who.require("admin")
     origin = (await object_of(call.request, "origin")).get("origin")
     if not isinstance(origin, str):
@@ -184,10 +184,10 @@ _FRESH_S: Final = 1.0
 """Seconds for which lists and statistics are cached."""
 
 _COMPARED_S: Final = 3.0
-"""The same for the comparison of policy and control group, which reads all known queries."""
+"""Seconds for which the comparison of policy and control group is cached; it reads all known queries."""
 
 _SERVICES_S: Final = 10.0
-"""The same for the services' consumer groups."""
+"""Seconds for which the state of the services' consumer groups is cached."""
 
 T = TypeVar("T")
 
@@ -207,7 +207,7 @@ class Views:
         self._services_seen: list[dict[str, Any]] = []
 
     async def queries(self, call: Call) -> Response:
-        """GET /v1/queries: the newest of this tenant."""
+        """GET /v1/queries: the newest queries of this tenant."""
         call.who.require("read")
         most = int_param(call.request, "limit", 50, _MOST_LISTED)
         gateway, sees = call.gateway, call.who.sees
@@ -233,7 +233,7 @@ class Views:
             **statistics.now(latest[:most], gateway.index.group_by),
             "uplift": await self._uplift(gateway, sees),
             "models": models(gateway.runtime.control),
-            # The lag covers all tenants.
+            # The lag covers all tenants, so only a caller who sees all tenants may see it.
             "services": await self._consumers(gateway.runtime) if sees is None else [],
             "marks": list(gateway.marks.listed),
         }
@@ -266,7 +266,7 @@ class Views:
         return made
 
     async def _consumers(self, runtime: Runtime) -> list[dict[str, Any]]:
-        """Return each service's workers and lag, from the broker, at most a few seconds old."""
+        """Return each service's workers and lag, as the broker reported them at most ten seconds ago."""
         now_s = runtime.monotonic()
         if now_s - self._looked_s >= _SERVICES_S:
             self._looked_s = now_s
@@ -339,15 +339,15 @@ SECURE: Final = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-_MOST_SESSIONS: Final = 100  # of one key
+_MOST_SESSIONS: Final = 100  # per key
 _MOST_BODY: Final = 4096
 
 
 class Page:
     """The page of one gateway and its sessions.
 
-    A browser sends its key once; then a cookie that scripts cannot read replaces it, because an EventSource sends no
-    headers. Sessions are kept in memory, the latest hundred per key: after a restart users log in again.
+    A browser sends its key once. After that, a cookie that scripts cannot read replaces the key, because an EventSource
+    sends no headers. Sessions are kept in memory (the latest hundred per key), so users log in again after a restart.
 
     Args:
         gate: The API keys.
@@ -424,9 +424,9 @@ class Page:
 def is_own(request: Request) -> bool:
     """Return whether the gateway's own page sent a request, so that its session cookie may be used.
 
-    Browsers also send the cookie with requests from pages on other ports of this host, and send forms and `text/plain`
-    without a preflight. So the origin must be the gateway's own, including the port, and requests that change anything
-    must be JSON.
+    Browsers also send the cookie with requests from pages on other ports of this host, and they send forms and
+    `text/plain` without a preflight. So the origin must be the gateway's own, including the port, and requests that
+    change anything must be JSON.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:  # scripts cannot set it, and it works behind a proxy that changes the host
@@ -449,7 +449,7 @@ class _Secured(StaticFiles):
 # `/v1/queries` and `/v1/feedback`: one query, its events, and feedback on its answer.
 
 _BEAT_LOOKS: Final = 30
-"""Polls without a record between two heartbeats of an event stream: fifteen seconds."""
+"""Number of polls without a record between two heartbeats of an event stream: fifteen seconds."""
 
 
 async def feedback(call: Call) -> Response:
@@ -483,7 +483,7 @@ async def one_query(call: Call) -> Response:
 
 
 async def events(call: Call) -> Response:
-    """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing one."""
+    """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing reward."""
     call.who.require("read")
     known, gateway = _visible(call), call.gateway
     left_s = (

@@ -1,4 +1,4 @@
-"""The searches that a gateway's clients wait for: sent, followed from Decision to Reward, cancelled once they leave."""
+"""The searches that a gateway's clients wait for: sent, followed to their Reward, or cancelled if the clients leave."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
@@ -30,7 +30,7 @@ LOOK_S: Final = 0.5
 REJOIN_S: Final = 10.0
 """Seconds that a search continues after its client timed out: the official clients retry within eight."""
 
-_BEHIND_S: Final = 5.0  # a follower further behind another than this is broken
+_BEHIND_S: Final = 5.0  # if one follower is further behind another than this, it is broken
 
 _CANCEL_AGAIN_S: Final = 1.0
 """Seconds after which a Cancel that the broker did not accept is sent again."""
@@ -40,11 +40,11 @@ class Admitted(Struct, frozen=True):
     """A request whose query has been sent.
 
     Attributes:
-        query_id: Its id.
-        created: Seconds since the epoch.
+        query_id: The query's id.
+        created: When the query was created, in seconds since the epoch.
         timeout_s: How long to wait for its Answer, in seconds; negative if its deadline has passed.
         digest: Digest of the request's body; empty if any body may match.
-        body: Digest by which a retry of the request can join its query; None if the Idempotency-Key identifies it.
+        body: Key and digest by which a retry can join the query; None if the Idempotency-Key identifies it.
     """
 
     query_id: str
@@ -55,20 +55,20 @@ class Admitted(Struct, frozen=True):
 
 
 class Sends:
-    """Sends in progress: a concurrent retry finds the first and shares its outcome."""
+    """Sends in progress, so that a concurrent retry finds the first one and shares its outcome."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Future[None]] = {}
 
     async def joined(self, what: Hashable) -> bool:
-        """Wait for a send in progress, and return whether there was one; raises as it does."""
+        """Wait for a send in progress, and return whether there was one. Raises the error of that send."""
         if (first := self._running.get(what)) is None:
             return False
         await asyncio.shield(first)
         return True
 
     async def send(self, what: Hashable, send: Coroutine[Any, Any, None]) -> None:
-        """Send something under a name."""
+        """Run a send under a name, by which `joined` finds it."""
         self._running[what] = asyncio.ensure_future(send)
         try:
             await self._running[what]
@@ -104,8 +104,8 @@ class Searches:
         try:
             await self.sends.send(query.query_id, self._runtime.send(outgoing))
         except BaseException:
-            # No retry may wait for a query that was not sent. If it reached the topic after all, the index reads it
-            # there.
+            # No retry may wait for a query that was not sent. If the query reached the topic after all, the index reads
+            # it from there.
             self._index.withdraw(query.query_id)
             self._sent.pop(query.query_id, None)
             if admitted.body is not None:
@@ -113,10 +113,10 @@ class Searches:
             raise
 
     async def rejoined(self, body: Body, digest: str, now_ms: int) -> str | None:
-        """Return the query that a retry joins; None if it has none to join."""
+        """Return the query that a retry joins; None if there is none."""
         found = await self.requests.take(body, now_ms, self._runs)
         if found is not None and not self._index.has_answer(found):
-            self._sent[found] = digest  # the failed send had removed it
+            self._sent[found] = digest  # the failed send had removed this entry
         return found
 
     def _runs(self, query_id: str) -> bool:
@@ -135,9 +135,9 @@ class Searches:
 
         Args:
             admitted: The request.
-            gone: Whether its client disconnected before the response started.
-            may_return: Whether a client that is gone may have timed out and may retry. The search then continues for
-                REJOIN_S, so that the retry finds it.
+            gone: Returns whether its client disconnected before the response started.
+            may_return: Returns whether a client that is gone may have timed out and may retry. If so, the search
+                continues for REJOIN_S, so that the retry finds it.
         """
         query_id, body = admitted.query_id, admitted.body
         try:
@@ -164,7 +164,7 @@ class Searches:
             await self._cancel_left(query_id)
 
     async def _cancel_left(self, query_id: str) -> None:
-        """Cancel a search whose client left; retry while the broker is unavailable, until the Answer."""
+        """Cancel a search whose client left; retry while the broker is unavailable, until the Answer arrives."""
         while query_id in self._left:
             try:
                 return await self._cancel(query_id)
@@ -174,8 +174,8 @@ class Searches:
     async def _cancel(self, query_id: str) -> None:
         """End a search whose client left: its executor drops it at the next step.
 
-        Before the Decision there is no executor to send a Cancel to; `decided` calls this again. If no executor of
-        its model is alive, this sends the `cancelled` Answer itself.
+        Before the Decision there is no executor to send a Cancel to; `decided` calls this again. If the model has no
+        live executor, this sends the `cancelled` Answer itself.
 
         Raises:
             Unavailable: the broker does not accept the Cancel or the Answer.
@@ -268,7 +268,7 @@ class Searches:
                     return
 
     async def _check_first(self, query_id: str) -> None:
-        """Refuse a query whose id an earlier query used, unless that one is in the index: its Answer counts.
+        """Refuse a query whose id an earlier query used, unless the index has that query, whose Answer then counts.
 
         Raises:
             ApiError: 409.
@@ -297,14 +297,14 @@ class Searches:
     # Records about a query, as read from the topics.
 
     def release(self, decision: Decision) -> None:
-        """Give up a query whose Decision is for another body, which another gateway accepted under the same key."""
+        """Give up a query whose Decision is for a different body, accepted by another gateway under the same key."""
         if (sent := self._sent.get(decision.query_id)) is not None and sent != _digest_of(decision):
             del self._sent[decision.query_id]
             self._left.discard(decision.query_id)
             self._index.forget(decision.query_id)
 
     def decided(self, decision: Decision, *, first: bool) -> None:
-        """Pass on a Decision; the first one of a query whose client left is the one that can be cancelled."""
+        """Pass on a Decision. If it is the first one of a query whose client has left, cancel the search."""
         self.requests.seen(decision.query_id, decision)
         if first and decision.query_id in self._left:
             self._later(self._cancel_left(decision.query_id))
@@ -316,7 +316,7 @@ class Searches:
 
 
 def other_body() -> ApiError:
-    """Return the 422 for an idempotency key that was used with another body."""
+    """Return the 422 for an idempotency key that was used with a different body."""
     return ApiError(
         422,
         "this Idempotency-Key came with another body before; use a new key for a new request",
@@ -331,6 +331,6 @@ def _digest_of(decision: Decision) -> str:
 
 
 def _check_body(admitted: Admitted, decision: Decision) -> None:
-    """Refuse an answer to another body: another gateway may have accepted the same Idempotency-Key concurrently."""
+    """Refuse a Decision for another body: another gateway may have accepted the same Idempotency-Key concurrently."""
     if admitted.digest and _digest_of(decision) != admitted.digest:
         raise other_body()

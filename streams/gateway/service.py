@@ -63,7 +63,7 @@ class GatewayService:
         index, begun = self.index, set[int]()
 
         def on_query(query: Query, raw: ConsumerRecord) -> None:
-            # Earlier records of the partition are not read, or were removed.
+            # Earlier records of the partition have not been read, or no longer exist.
             index.moves |= raw.partition not in begun and raw.offset > 0
             begun.add(raw.partition)
             index.query(query, raw.timestamp_ms)
@@ -71,7 +71,7 @@ class GatewayService:
         followed: tuple[tuple[str, type[Record], Callable[[Any, ConsumerRecord], object]], ...] = (
             (topics.query, Query, on_query),
             (topics.decision, Decision, self._on_decision),
-            # Before the Answers: Rewards are read further back and contain the cost and the API key.
+            # Read before the Answers, because Rewards are read from further back and contain the cost and the API key.
             (topics.reward, Reward, self._on_reward),
             (topics.answer, Answer, self._on_answer),
             (topics.feedback, Feedback, lambda given, raw: index.note_feedback(given)),
@@ -83,12 +83,12 @@ class GatewayService:
         for topic, kind, take in followed:
             begin = spent if topic == topics.reward else self.recent
             await self.runtime.log.tail([topic], _decoded(kind, take), begin=begin)
-        # Only what is new can still be streamed.
+        # Only new records can still be streamed.
         await self.runtime.log.tail([topics.search_step], partial(self._on_text, SearchStep), begin="end")
         await self.runtime.log.tail([topics.answer_chunk], partial(self._on_text, AnswerChunk), begin="end")
 
     def _on_control(self, record: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):  # `control` itself reports unreadable records
+        with contextlib.suppress(UniscaleError):  # `streams.control` reports unreadable records
             if not record.value:
                 return
             entry = decode_control(record.value)
@@ -116,7 +116,7 @@ class GatewayService:
 
     def _on_dead_letter(self, letter: DeadLetter, raw: ConsumerRecord) -> None:
         self.index.dead_letter(letter, raw.value or b"", raw.timestamp_ms)
-        # Other queries that cannot be handled get an Answer that says why.
+        # Only duplicates have an origin here. Other queries that cannot be handled get an Answer that says why.
         if letter.query_id is not None and letter.query_origin is not None:
             self.searches.requests.seen(letter.query_id, letter)
 
@@ -130,7 +130,7 @@ class GatewayService:
 def _decoded(
     kind: type[Record], take: Callable[[Any, ConsumerRecord], object]
 ) -> Callable[[ConsumerRecord], None]:
-    """Return a function that decodes a record and passes both on; unreadable ones are reported by their service."""
+    """Return a function that decodes a record and passes both on; services report the records they cannot read."""
 
     def on_record(raw: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):

@@ -11,7 +11,7 @@ BEAT: Final = b":\n\n"
 
 
 def event(body: dict[str, Any]) -> bytes:
-    """Return a server-sent event without id, name or retry: some clients fail on these."""
+    """Return a server-sent event without id, name or retry, because some clients fail on these."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 

@@ -46,8 +46,8 @@ def uplift(listed: Sequence[Listed], moves: bool = False) -> dict[str, Any]:
     Args:
         listed: All known queries. Those not randomly assigned to a cohort are ignored: a pinned query is not the
             policy's choice.
-        moves: Whether older ones were dropped: for a sliding window the intervals are valid at a single look only,
-            which the sentence says.
+        moves: Whether older queries were dropped. For a sliding window, the intervals are valid for a single look only,
+            which the report's sentence then says.
     """
     ended = [each for each in reversed(listed) if each.status is not None and each.status not in UNCOUNTED]
     drawn = [(each, each.cohort == "control") for each in ended if each.randomised]
@@ -80,9 +80,9 @@ def _paired(ended: Sequence[Listed]) -> list[tuple[Listed, bool]]:
 
 
 def cohort(group: Sequence[Listed]) -> dict[str, Any]:
-    """Return accuracy and mean cost of a group of queries, with 95 % intervals; None if unknown.
+    """Return the accuracy and the mean cost of a group of queries, with 95 % intervals; each is None if unknown.
 
-    Wilson's interval for accuracy, a normal one for cost.
+    The interval for accuracy is Wilson's; the one for cost is normal.
     """
     graded = [each.correct for each in group if each.correct is not None]
     costs = [each.cost for each in group if each.cost is not None]
@@ -94,7 +94,7 @@ def cohort(group: Sequence[Listed]) -> dict[str, Any]:
 
 
 def choices(listed: Sequence[Listed]) -> list[dict[str, Any]]:
-    """Return how often each configuration was chosen, with its accuracy and mean cost; the most frequent first."""
+    """Return the number of queries of each chosen configuration, with accuracy and mean cost; most frequent first."""
     by_action: defaultdict[str, list[Listed]] = defaultdict(list)
     for each in listed:
         if each.action is not None:
@@ -139,7 +139,7 @@ def crossed(listed: Sequence[Listed]) -> list[dict[str, Any]]:
         first, second = each.groups[:2]
         if each.action is not None and first is not None and second is not None:
             kinds[first, second].append(each)
-    # First values by frequency; second values in order, numbers compared as numbers.
+    # Sort first values by frequency, and second values in order, with numbers compared as numbers.
     sizes = Counter(first for (first, _), group in kinds.items() for _ in group)
     ranked = sorted(kinds.items(), key=lambda item: (-sizes[item[0][0]], item[0][0], _ordered(item[0][1])))
     found = []

@@ -32,7 +32,7 @@ _TIMED: Final = re.compile(f"(?:{'|'.join(PREFIXES.values())})([0-9a-f]{{12}})[0
 
 
 def new_id(now_ms: int, protocol: str = "") -> str:
-    """Return a new query id. It starts with its time, so that a gateway can tell an old id from an unknown one."""
+    """Return a new query id. It contains its time, so that a gateway can distinguish an old id from an unknown one."""
     return f"{PREFIXES[protocol]}{now_ms:012x}{uuid.uuid4().hex[:20]}"
 
 
@@ -53,7 +53,7 @@ def keyed_id(account: str, key: str, protocol: str = "") -> str:
 
 
 TOKEN_BYTES: Final = 8
-"""Average bytes per token of a long question: four to five for prose in most tokenizers, three for Python code."""
+"""Maximum average bytes per token of a long question. Prose has four to five in most tokenizers, Python code three."""
 
 _PREVIEW_S: Final = 10.0
 
@@ -106,12 +106,13 @@ class QuerySubmitter:
             digest: Digest of its body.
             idempotency_key: The client's idempotency key, scoped to its account.
             is_retry: Whether the client says that this is a retry.
-            traceparent: The trace context (W3C) that the client wants it to be part of.
+            traceparent: The W3C trace context that the client wants the query to be part of.
 
         Raises:
-            ApiError: 422 if the idempotency key was used with another body; 400, 404, 429.
-            RecordError: it does not fit into a record.
-            Unavailable: the broker does not accept the query, or the one being sent that it joins.
+            ApiError: 422 if the idempotency key was used with a different body; 400, 403, 404 or 429 if the request is
+                invalid or not allowed.
+            RecordError: the query does not fit into a record.
+            Unavailable: the broker does not accept the query, or the query still being sent that it joins.
         """
         now_ms = self._runtime.clock.now_ms()
         protocol = request.translated.protocol
@@ -133,7 +134,7 @@ class QuerySubmitter:
             kept[TRACEPARENT] = traceparent
         query = self._query(request, who, query_id, kept)
         if not self._gate.teaches(who, query):
-            # It is answered and graded, but must not influence other clients' answers.
+            # The query is answered and graded, but must not influence other clients' answers.
             query = msgspec.structs.replace(query, learn=False)
         if BASELINE_OF in query.metadata:
             who.require("admin")  # it joins the control group that the policy is compared with
@@ -145,18 +146,18 @@ class QuerySubmitter:
         return admitted
 
     def question(self, request: ChatRequest, who: Credential) -> Query:
-        """Return the Query of a request that is not sent. It counts against the key's limits as a preview does.
+        """Return the Query for a request, without sending it. It counts against the key's limits as a preview does.
 
         Raises:
             ApiError: 400, 403, 404 or 429 as for the request itself.
-            RecordError: it does not fit into a record.
+            RecordError: the query does not fit into a record.
         """
         query, now_ms = self._query(request, who, PREVIEW, {"key": who.key}), self._runtime.clock.now_ms()
         self._gate.preview(who, len(encode(query)), self._used(who, now_ms), now_ms)
         return query
 
     def _query(self, request: ChatRequest, who: Credential, query_id: str, kept: dict[str, str]) -> Query:
-        """Return the Query of a request, restricted to the models its API key may use.
+        """Return the Query for a request, restricted to the models that its API key may use.
 
         Raises:
             ApiError: 400, 403 or 404 for an invalid or forbidden request.
@@ -175,11 +176,11 @@ class QuerySubmitter:
         return query
 
     def honoured(self, request: ChatRequest, who: Credential) -> ChatRequest:
-        """Return a request without the sampling that no model honours that may answer it; `ignored` then names that.
+        """Return a request without the options that no model that may answer honours; `ignored` names them.
 
         Raises:
-            ApiError: 400 if no such model can give what it asks for, or if the deployment is strict; 403, 404 as for
-                `submit`.
+            ApiError: 400 if no such model honours an option that cannot be left out, or any option if the deployment is
+                strict; 403 or 404 as for `submit`.
         """
         if request.options is None and request.is_plain:
             return request
@@ -202,7 +203,7 @@ class QuerySubmitter:
         return msgspec.structs.replace(request, options=query.options, ignored=ignored)
 
     def _of_effort(self, query: Query, effort: str) -> Query:
-        """Return a query restricted to the models of an effort. Raises ApiError 400 if none of them may answer."""
+        """Return a query restricted to the models with this effort. Raises ApiError 400 if none of them may answer."""
         asked = (query.pinned.model,) if query.pinned else query.allowed_models
         models = [m.name for m in self._runtime.control.catalogue.models if m.effort == effort]
         allowed = tuple(name for name in models if asked is None or name in asked)
@@ -258,7 +259,7 @@ class QuerySubmitter:
 
         Raises:
             ApiError: 400, 403, 404 or 429 as for the request itself; 503, saying what to do, if no decider answers.
-            RecordError: it does not fit into a record.
+            RecordError: the query does not fit into a record.
         """
         query = self.question(request, who)
         self._gate.aim(who, query, self._runtime.clock.now_ms())

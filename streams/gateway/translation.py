@@ -1,4 +1,4 @@
-"""What the translations of other protocols share: each field is honoured, named as ignored, or refused."""
+"""Shared by the translations of other protocols: each field is honoured, named as ignored, or refused."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -18,11 +18,11 @@ def own_fields(plain: Mapping[str, Any], kind: type[S], others: Collection[str])
 
     Args:
         plain: The request.
-        kind: These fields, with their types.
+        kind: Struct of these fields, with their types.
         others: Names of the protocol's other fields.
 
     Raises:
-        ApiError: 400 for a field that is none of them, a wrong type, or `uniscale.progress`.
+        ApiError: 400 for an unknown field, a wrong type, or `uniscale.progress`.
     """
     names = [field.name for field in msgspec.structs.fields(kind)]
     for name in plain:
@@ -38,15 +38,15 @@ def own_fields(plain: Mapping[str, Any], kind: type[S], others: Collection[str])
 
 
 class Translation:
-    """One request in terms of chat completions.
+    """One request, expressed as a chat completion request.
 
     Args:
-        names: The protocol's names of fields of chat completions; see `own_name`.
+        names: The protocol's names for the fields of chat completions; see `own_name`.
 
     Attributes:
-        fields: Fields of a chat completion request.
-        names: As above, with those of single messages.
-        ignored: Names of the fields without effect.
+        fields: Fields of the chat completion request.
+        names: The protocol's names, including those for single messages.
+        ignored: Names of the request's fields that have no effect.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -55,7 +55,7 @@ class Translation:
         self.ignored: list[str] = []
 
     def ignore(self, *fields: tuple[Any, ...]) -> None:
-        """Name the fields whose value has an effect in the API: neither null nor one of the values after it."""
+        """Record as ignored each (name, value, *neutral values) whose value is neither null nor a neutral value."""
         self.ignored += [
             name for name, value, *neutral in fields if value is not None and value not in neutral
         ]
@@ -63,7 +63,7 @@ class Translation:
     def check(
         self, place: str, item: Mapping[str, Any], known: Sequence[str], ignored: Sequence[str] = ()
     ) -> None:
-        """Name the fields of an object without effect, and refuse those that are not honoured. Raises ApiError 400."""
+        """Record an object's fields that have no effect (`ignored`), and refuse unknown ones. Raises ApiError 400."""
         for name, value in item.items():
             if value in (None, [], False) or name in known:
                 continue

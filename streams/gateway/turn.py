@@ -1,4 +1,4 @@
-"""One request, one search: what the protocols of the gateway share, from a request's body to its response."""
+"""One request and its search: what the gateway's protocols share, from a request's body to its response."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -36,7 +36,7 @@ def settled_text(forest: Forest) -> str:
     be the start of a client's stop text is held back.
 
     Args:
-        forest: The search as a SearchStep carries it, with the newest drafts pending.
+        forest: The search as in a SearchStep, with the newest drafts pending.
     """
     ends = list(forest.pending or forest.live)
     if forest.best >= 0:
@@ -59,7 +59,7 @@ def settled_text(forest: Forest) -> str:
 # The turn: one request whose query has been sent, and the response to it, whole or as a stream.
 
 _BEAT_LOOKS: Final = 10
-"""Polls without a record between two heartbeats of a stream: five seconds."""
+"""Number of polls without a record between two heartbeats of a stream: five seconds."""
 
 Parse: TypeAlias = Callable[[Call, bytes], ChatRequest]
 """Reads a protocol's request from the body of a call. Raises ApiError 400 or 404."""
@@ -71,10 +71,10 @@ async def answered(call: Call, parse: Parse, turn: "type[Turn]") -> Response:
     Args:
         call: The request.
         parse: Reads its body.
-        turn: The protocol's responses.
+        turn: Class of the protocol's responses.
 
     Raises:
-        ApiError: before anything is sent.
+        ApiError: before any part of the response is sent.
     """
     began_s = call.gateway.runtime.monotonic()
     body = await body_of(call.request)
@@ -101,7 +101,7 @@ async def answered(call: Call, parse: Parse, turn: "type[Turn]") -> Response:
 
 @contextmanager
 def _named(asked: ChatRequest) -> Iterator[None]:
-    """Let errors name the fields as the request's protocol does."""
+    """Make errors name fields as the request's protocol does."""
     try:
         yield
     except RecordError as error:
@@ -111,7 +111,7 @@ def _named(asked: ChatRequest) -> Iterator[None]:
 
 
 class Turn(ABC):
-    """One request whose query has been sent. A protocol says what its responses and its stream events look like.
+    """One request whose query has been sent. Each protocol defines its own responses and stream events.
 
     Args:
         call: The request.
@@ -136,7 +136,7 @@ class Turn(ABC):
 
     @abstractmethod
     def body(self, answer: Answer) -> dict[str, Any]:
-        """Return the whole response; the Answer has a text or, with a budget, none."""
+        """Return the whole response. The Answer has a text; only with a budget may it have none."""
 
     @abstractmethod
     def begin(self) -> list[bytes]:
@@ -174,7 +174,7 @@ class Turn(ABC):
 
     @property
     def model(self) -> str:
-        """Return the model that runs; while that is unknown, the one asked for."""
+        """Return the model that runs or, while that is unknown, the model requested."""
         return self.decision.action.model if self.decision else self.asked.model
 
     def details(self, answer: Answer) -> dict[str, Any]:
@@ -187,9 +187,9 @@ class Turn(ABC):
         return not self._streaming and await self.call.is_gone()
 
     def _may_return(self) -> bool:
-        """Return whether a disconnected client hit its own timeout: the official clients then retry.
+        """Return whether a disconnected client may have reached its own timeout, after which it may retry.
 
-        They send their timeout. Once a stream has started they do not retry.
+        The official clients send their timeout in a header. Once a stream has started, they do not retry.
         """
         waits_s = _client_timeout_s(self.call.request)
         return not self._streaming and waits_s is not None and self.took_s >= waits_s
@@ -211,7 +211,7 @@ class Turn(ABC):
             raise error
         headers = self._headers()
         if (cost := answer_details.usd(answer, self.decision, self.cost_model)) is not None:
-            headers["x-litellm-response-cost"] = repr(cost)  # which dashboards read
+            headers["x-litellm-response-cost"] = repr(cost)  # read by dashboards
         return Response(orjson.dumps(self.body(answer)), media_type="application/json", headers=headers)
 
     async def stream(self, held: ExitStack) -> Response:
@@ -220,7 +220,7 @@ class Turn(ABC):
         Errors before the Decision set the status; later ones are events of the stream.
 
         Args:
-            held: What to close with the stream.
+            held: Resources to close with the stream.
         """
         events = self._events(held.enter_context(self._open()))
         first = await self._until_chosen(events)
@@ -233,7 +233,7 @@ class Turn(ABC):
         return self.gateway.searches.open(self.admitted, self._is_gone, self._may_return)
 
     async def _check_client(self) -> None:
-        """Do not start a response to a disconnected client: its retry should get it. Raises ClientGone."""
+        """Do not start a response to a disconnected client: its retry should get the response. Raises ClientGone."""
         if await self.call.is_gone():
             raise ClientGone
 
@@ -289,7 +289,7 @@ class Turn(ABC):
                 yield part
 
     def _more(self, what: SearchStep | AnswerChunk) -> str:
-        """Return what a record adds to the final text, which it becomes part of."""
+        """Add a record's text to the final text, and return the part that was new."""
         more = ""
         if isinstance(what, SearchStep):
             text = settled_text(what.forest)
@@ -304,7 +304,7 @@ class Turn(ABC):
             return self.failed(error.renamed(self.asked.translated.names))
         text, shown = answer.text or "", self.final
         if not text.startswith(shown):
-            # Streamed text cannot be retracted: better an error than a text that no path produced.
+            # Streamed text cannot be retracted, and an error is better than a text that no path produced.
             return self.failed(
                 ApiError(
                     502,
@@ -332,7 +332,7 @@ def _retries(request: Request) -> int:
 
 
 def _client_timeout_s(request: Request) -> float | None:
-    """Return the timeout of OpenAI's client in seconds; Node's sends whole seconds, rounded down."""
+    """Return the timeout of OpenAI's client in seconds; the Node client sends whole seconds, rounded down."""
     for name in ("x-stainless-timeout", "x-stainless-read-timeout"):
         text = request.headers.get(name, "")
         if text.replace(".", "", 1).isdigit() and text.isascii() and len(text) < 12:

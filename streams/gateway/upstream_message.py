@@ -1,4 +1,4 @@
-"""What an upstream's message says besides its text: calls of tools, a refusal, log probabilities."""
+"""What an upstream's message contains besides its text: tool calls, a refusal and log probabilities."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def raw_calls(answer: Answer) -> list[Any]:
 
 
 def calls(answer: Answer) -> tuple[ToolCall, ...]:
-    """Return the tool calls of an answer; an upstream's entries that are none are left out."""
+    """Return the tool calls of an answer; entries of the upstream that are not tool calls are left out."""
     return tuple(call for each in raw_calls(answer) if (call := _call(each)) is not None)
 
 
@@ -40,13 +40,13 @@ def refusal(answer: Answer) -> str | None:
 
 
 def raw_logprobs(answer: Answer) -> Any:
-    """Return the log probabilities of an answer's tokens, as an upstream returned them; None for none."""
+    """Return the log probabilities of an answer's tokens, as an upstream returned them; None if it returned none."""
     upstream = answer.upstream
     return orjson.loads(upstream.logprobs) if upstream is not None and upstream.logprobs else None
 
 
 def logprobs(answer: Answer) -> list[dict[str, Any]]:
-    """Return the log probabilities of the answer's tokens; empty without any."""
+    """Return the log probabilities of the answer's tokens; empty if there are none."""
     found = raw_logprobs(answer)
     content = found.get("content") if isinstance(found, dict) else None
     return content if isinstance(content, list) else []

@@ -1,1 +1,1 @@
-"""HTTP servers: uvicorn in a service's event loop, a process's probes and metrics, the decider's previews."""
+"""HTTP servers: uvicorn in a service's event loop, and a process's health probes and metrics."""

@@ -11,20 +11,20 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 # Live: the process responds and its event loop has run recently; restart it if not. Ready: it has recovered its
-# tables, owns its partitions, none of them has stalled for five minutes, and it is not stopping. Neither calls a model
-# or the broker, so probes are cheap and an outage elsewhere causes no restarts.
+# tables, owns its partitions, none of them has stalled for five minutes, and it is not stopping. Neither probe calls a
+# model or the broker, so probes are cheap and an outage elsewhere causes no restarts.
 
 # Loading a model or folding a long log blocks the loop for a while; an engine step never does.
 STUCK_S = 120.0
 
 STALLED_S = 300.0
-"""Time without progress in one partition after which a process is not ready, as in the alert PartitionStandsStill."""
+"""Seconds without progress in one partition before a process is not ready, as in the alert PartitionStandsStill."""
 
 Reply = tuple[str, str]
 
 
 class Health:
-    """State of one process, as probes see it.
+    """State of one process, as reported to health probes.
 
     Args:
         clock: Monotonic clock, in seconds.
@@ -53,7 +53,7 @@ class Health:
         self._state = "stopping"
 
     async def beat(self, every_s: float = 0.1) -> None:
-        """Track forever that the event loop runs, and how late."""
+        """Record forever that the event loop runs, and report how late it is."""
         while True:
             self._turned = self._clock()
             await asyncio.sleep(every_s)
@@ -80,7 +80,7 @@ class Health:
 
 
 def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> WSGIServer:
-    """Serve on a port, in separate threads; every path other than the probes returns the metrics."""
+    """Serve the probes on a port, in separate threads; every other path returns the metrics."""
     metrics = make_wsgi_app(registry)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -26,7 +26,7 @@ class Connection(H11Protocol):
     """A connection with timeouts: uvicorn itself waits forever for a request's head and for a client to read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request's head. When connections run out, the longest-waiting one is closed."""
+        """Wait for a request's head. If there are too many connections, close the one that has waited longest."""
         self._timer: asyncio.TimerHandle | None = None
         self.idle_since: float | None = None
         super().connection_made(transport)
@@ -76,8 +76,8 @@ class Connection(H11Protocol):
             self._wait(None)
 
     def _wait(self, seconds: float | None) -> None:
-        """Set the timeout, in seconds from now; None: no timeout. Not extended while a client reads nothing."""
-        # The end of a response may be what is buffered, with pipelined requests after it.
+        """Set a timeout in seconds from now, or none for None. It is not extended while the client reads nothing."""
+        # The buffer may hold the end of a response, with pipelined requests after it.
         if self.flow.write_paused:
             return
         if self._timer is not None:

@@ -14,7 +14,7 @@
 A record is acknowledged when its handler returns, and a handler returns when all effects of the record have been
 delivered. Handlers are idempotent, so redelivery changes nothing.
 
-SERVICES lists them. Importing it loads no engine, encoder or policy: a service's `build` does.
+SERVICES lists them. Importing this package loads no engine, encoder or policy; a service's `build` does that.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ from streams.runtime.runtime import Input, Runtime, ServiceSpec
 
 __all__ = [
     "SERVICES",
-    # to write one
+    # for writing a service
     "ServiceSpec",
     "Input",
     "Keyed",
@@ -187,7 +187,7 @@ GATEWAY = ServiceSpec(
 )
 
 
-# The tracer: traces of queries over OTLP, derived from the topics. It is on no query's way.
+# The tracer: traces of queries over OTLP, derived from the topics. No query waits for it.
 
 
 async def _build_tracer(runtime: Runtime) -> None:

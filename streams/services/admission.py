@@ -18,15 +18,15 @@ from streams.recent_ids import RecentIds
 from streams.runtime.runtime import Runtime
 from streams.services.turns import Turns
 
-# Without it, thousands of decisions would be made before the first reward. A query counts from when its Context is
-# sent until its Answer appears on the `answer` topic. A separate reader watches that topic: handlers that all wait for
-# a record of their own app would deadlock. Queries of one tenant are admitted in order of arrival; among tenants, the
-# one with the fewest slots is next. Queries that no live executor serves can stay open for hours without using
-# resources, so they have separate slots. Beyond those they are refused: a waiting query holds back its partition and
-# would block everyone's.
+# Without admission, thousands of decisions would be made before the first reward. A query counts from when its Context
+# is sent until its Answer appears on the `answer` topic. A separate reader watches that topic, because handlers that
+# all wait for a record of their own app would deadlock. Queries of one tenant are admitted in order of arrival; among
+# tenants, the one with the fewest slots is next. Queries that no live executor serves can stay open for hours without
+# using resources, so they have separate slots. Once those are taken, such queries are refused, because a waiting query
+# holds back its partition and would block everyone else's.
 
-# Seconds without a heartbeat for a model before queries for it are refused: one late heartbeat must not reject every
-# waiting query, nor may the first executor to recover cause the others' queries to be rejected.
+# Seconds without a heartbeat for a model before queries for it are refused. One late heartbeat must not reject every
+# waiting query, nor must the first executor to recover cause queries for the others to be rejected.
 _LAPSE_S = 30.0
 
 
@@ -59,7 +59,7 @@ class Admission:
         most: Maximum queries in flight.
         clock: Monotonic clock, in seconds.
         serving: Returns the models with a live executor; None treats all as served.
-        remembered: Maximum number of ended queries to recognise; at least the latest half of that many.
+        remembered: Maximum number of ended queries to recognise; at least the latest half of that many are recognised.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Admission:
         # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
         self._ended = RecentIds(remembered)
         self._held: Counter[tuple[bool, str]] = Counter()  # slots by whether served, and tenant
-        # Waiting queries, in order, by the same.
+        # Waiting queries, in order of arrival, by the same keys.
         self._waiting: dict[tuple[bool, str], dict[str, tuple[_Seat, asyncio.Future[None]]]] = {}
         self.look()
 
@@ -92,7 +92,7 @@ class Admission:
         return query_id in self._open
 
     def origin(self, query_id: str) -> Origin | None:
-        """Return the position of a query in flight, None if it is not in flight."""
+        """Return the position of a query's record; None if the query is not in flight."""
         seat = self._open.get(query_id)
         return None if seat is None else seat.origin
 
@@ -109,13 +109,13 @@ class Admission:
 
         Args:
             query_id: The query.
-            timeout_s: Its slot is freed after this time if its Answer is never seen, in seconds.
+            timeout_s: Seconds after which its slot is freed if its Answer is never seen.
             origin: Position of its record, to distinguish it from a later one with the same id.
             tenant: Tenant whose share it counts against.
             models: Models that may answer it; None for all.
 
         Raises:
-            AdmissionRejected: none of its models is served, and there is no free slot for such queries.
+            AdmissionRejected: none of the query's models is served, and there is no free slot for such queries.
         """
         if query_id in self._open or query_id in self._ended:
             return
@@ -130,7 +130,7 @@ class Admission:
             self._unqueue(query_id)
 
     def leave(self, query_id: str) -> None:
-        """Release the slot of a query. An unknown query is not an error: it belongs to another process."""
+        """Release the slot of a query. An unknown query is not an error, because it may belong to another process."""
         if (place := self._open.pop(query_id, None)) is not None:
             kind = self._kind(place)
             self._held[kind] -= 1
@@ -155,7 +155,7 @@ class Admission:
         return query_id in self._ended
 
     def look(self) -> None:
-        """Update timeouts and the set of live executors. Call it every second when no query arrives."""
+        """Check timeouts and update the set of served models. Call this every second, even if no query arrives."""
         living = self._serving() if self._serving is not None else None
         if living != self._living:
             self._living = living
@@ -191,7 +191,7 @@ class Admission:
     def _kind(self, place: _Seat) -> tuple[bool, str]:
         """Return whether a query is served, and its tenant.
 
-        A query for any model counts as served: before the first heartbeat, nothing would be.
+        A query that any model may answer counts as served; otherwise, before the first heartbeat, none would be.
         """
         served = self._living is None or place.models is None or bool(place.models & self._living)
         return served, place.tenant
@@ -257,7 +257,7 @@ class GraderChecks:
         A plain reference without a grader is not checked here; its Reward reports what is wrong with it.
 
         Raises:
-            InvalidField: naming the field and the fix.
+            InvalidField: the answer could not be graded; the message names the field and the fix.
         """
         for grader in self._runtime.control.graders(query):
             if grader is None and not isinstance(query.reference, list):

@@ -1,20 +1,20 @@
 """The aggregator service: joins Decision, Answer, Feedback and Due in one table; writes Rewards and expired Answers.
 
 The four topics have equal partition counts, so one worker gets all records of a query and handles them one at a time:
-each reads the row that the previous one wrote. Feedback from a client with another partitioner (librdkafka's default,
-or no key) may arrive in another partition: it is forwarded to the query's partition and handled there.
+each reads the row that the previous one wrote. Feedback from a client with a different partitioner (librdkafka's
+default, or no key) may arrive in a different partition; it is forwarded to the query's partition and handled there.
 
 A closed query has no row: its worker, or a successor, recognises it by its Reward. The timer writes no rows; it sends
 overdue deadlines as Due records, so that they are handled in order.
 
 There is no order across topics. When a query's deadline passes, an `expired` Answer is sent, and the first Answer on
-`answer` counts. Any other deadline counts only once everything appended by then to the topics it waits for has been
-delivered: records that arrived in time while no aggregator ran are not late. So a worker acts only on a Due that its
-own timer sent in this assignment: an older one may precede those records in its query's queue.
+`answer` counts. Any other deadline takes effect only once everything appended by then to the topics it waits for has
+been delivered, because records that arrived in time while no aggregator ran are not late. So a worker acts only on a
+Due that its own timer sent in this assignment; an older one may precede those records in its query's queue.
 
 The number of rewards that wait for feedback is limited, in total and per account, with an equal share for each
-partition. The rows of the partition determine which are closed early (`OpenRewards`), by a Due as for a deadline that
-passes now.
+partition. The rows of the partition determine which rewards are closed early (`OpenRewards`). Each is closed by a Due,
+as if its deadline had just passed.
 """
 
 import logging
@@ -55,8 +55,8 @@ from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
 
-# Interval of the timer, and time after which a Due that had no effect is sent again: its append time may have been
-# before the deadline if this machine's clock is ahead of the broker's.
+# Interval of the timer, and time after which a Due that had no effect is sent again. Its append time may have been
+# before the deadline, if this machine's clock is ahead of the broker's.
 _TICK_S = 0.5
 _AGAIN_MS = 15_000
 
@@ -67,13 +67,13 @@ _ASK_MS = 2_000
 # them, and reading pauses once it is `WINDOW` times the concurrency behind.
 _AT_GRADERS = 2
 
-# Maximum closed queries to remember, so that later records do not reopen them; read again at startup.
+# Maximum closed queries to remember, so that later records do not reopen them. They are read again at startup.
 _CLOSED = 200_000
 
-# Maximum queries rejected before a Decision to remember, over all partitions.
+# Maximum remembered queries that were rejected before a Decision, over all partitions.
 _REJECTED = 100_000
 
-# Maximum provisional Rewards with a term that could not be computed to remember until their query is closed.
+# Maximum remembered provisional Rewards with a term that could not be computed, each until its query is closed.
 _UNGRADED = 10_000
 
 Message = Decision | Answer | Feedback | Due
@@ -83,7 +83,7 @@ _Overdue = tuple[str, str, int]
 
 
 class OrphanFeedback(UniscaleError):
-    """Feedback for a query that has had no Answer in time. Check the query_id, or wait longer."""
+    """Feedback for a query that got no Answer in time. Check the query_id, or wait longer."""
 
 
 class OversizedFeedback(UniscaleError):
@@ -91,7 +91,7 @@ class OversizedFeedback(UniscaleError):
 
 
 class MisplacedRecord(UniscaleError):
-    """A record that only services write is in another partition than its query: a foreign producer sent it."""
+    """A record that only services may write is not in its query's partition, so a foreign producer sent it."""
 
 
 class GradersBusy(UniscaleError):
@@ -122,10 +122,10 @@ class AggregatorService(Keyed[JoinRow]):
         self.pool = GradingPool()
         runtime.closers.append(self.pool.aclose)
         # Answers waiting for a grader do not block other records, but they hold back their partition's committed
-        # offset: so their number is limited.
+        # offset, so their number is limited.
         most = _AT_GRADERS * settings.kafka.concurrency
         self.turns = Turns(self.pool.workers, runtime.monotonic, most=most)
-        # By query, what its provisional Reward says is missing: a redelivered Answer is not graded then.
+        # By query, what its provisional Reward reports as missing. If it has one, a redelivered Answer is not graded.
         self._ungraded: OrderedDict[str, str] = OrderedDict()
         self.uplift = Uplift()
         self.rejected = RejectedIds(
@@ -148,11 +148,11 @@ class AggregatorService(Keyed[JoinRow]):
         # By topic and partition, the append time in ms up to which everything has been delivered.
         self._delivered_ms: dict[tuple[str, int], int] = {}
         self._asked_ms = 0
-        # By topic and partition, passed deadlines that wait until everything that may have been in time is delivered.
+        # By topic and partition, passed deadlines that wait until every record that may have been in time is delivered.
         self._held: dict[tuple[str, int], PriorityQueue[_Overdue]] = {}
         # When the timer first sent a Due in this assignment, ms since the epoch.
         self._sent: dict[_Overdue, int] = {}
-        # Passed deadlines of rows that still have them.
+        # Deadlines that have passed and that their rows still have.
         self._passed: set[_Overdue] = set()
 
     @classmethod
@@ -228,8 +228,8 @@ class AggregatorService(Keyed[JoinRow]):
     def _misplaced(self, message: Message, at: ConsumerRecord, partition: int) -> Effects[JoinRow]:
         """Forward a client's feedback to its query's partition; refuse records that only services may write.
 
-        If a crash causes a second forward, that is a duplicate there. The append time is that of the forwarded record,
-        so the detour counts against its deadline.
+        If a crash causes a second copy, it is a duplicate in that partition. The append time is that of the forwarded
+        record, so the time to forward it counts against its deadline.
         """
         if isinstance(message, Feedback):
             out = Outgoing(at.topic, key_of(message.query_id), at.value or b"", partition)
@@ -314,7 +314,7 @@ class AggregatorService(Keyed[JoinRow]):
         metrics = self.runtime.metrics
         undecided = isinstance(message, Answer) and message.status == "rejected" and message.seq is None
         if undecided and scored is None and "duplicate_answer" not in transition.counts:
-            metrics.answers.labels("rejected").inc()  # no Decision will follow to compute a reward with
+            metrics.answers.labels("rejected").inc()  # no Decision will follow, so no reward will be computed
         if (
             isinstance(message, Answer)
             and message.seq is not None
@@ -381,7 +381,7 @@ class AggregatorService(Keyed[JoinRow]):
                 gauge.labels(bound).set(number)
 
     def _watch(self, before: JoinRow | None, after: JoinRow | None) -> None:
-        """Track the deadlines of a changed row instead of its previous ones."""
+        """Replace the tracked deadlines of a row that has changed."""
         had, has = self._deadlines(before), self._deadlines(after)
         for each in had - has:
             self._due.remove(each)
@@ -413,7 +413,7 @@ class AggregatorService(Keyed[JoinRow]):
         return self._open[partition]
 
     def _crowd(self, now_ms: int) -> None:
-        """Close the rewards beyond the limits early."""
+        """Schedule the rewards beyond the limits to be closed early."""
         for rewards in self._open.values():
             for query_id in rewards.beyond():
                 self._crowded[query_id] = now_ms
@@ -486,7 +486,7 @@ class AggregatorService(Keyed[JoinRow]):
     def _release(self) -> None:
         """Recheck the deadlines up to which everything has been delivered, and those of revoked partitions.
 
-        Their rows are not read before that, however many there are.
+        The rows of held deadlines are not read before that, however many there are.
         """
         for part, held in list(self._held.items()):
             topic, partition = part
@@ -502,7 +502,7 @@ class AggregatorService(Keyed[JoinRow]):
         return next((part for part in parts if self._delivered_ms.get(part, -1) < deadline_ms), None)
 
     def _awaits(self, query_id: str, kind: str, deadline_ms: int) -> int | None:
-        """Return the partition of our row that still has this deadline, if any.
+        """Return the partition of our row that still has this deadline; None if there is none.
 
         Rows stay in the table after their partition is revoked.
         """
@@ -525,7 +525,7 @@ class AggregatorService(Keyed[JoinRow]):
 
 
 def _fails(error: Exception) -> Callable[[object, object], NoReturn]:
-    """Return a placeholder for a grading process that is not asked."""
+    """Return a substitute for a grading process that raises an error instead of grading."""
 
     def fail(first: object, second: object) -> NoReturn:
         raise error

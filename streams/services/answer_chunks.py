@@ -1,6 +1,6 @@
-"""The text of a search while it is generated, sent to gateways: at once, then at most ten times a second.
+"""Sends the text of a search to gateways while it is generated: at once, then at most ten times a second.
 
-Chunks are sent as heartbeats are: no record waits for them, and they may be lost. The Answer has the whole text.
+As with heartbeats, no record waits for chunks, and chunks may be lost. The Answer contains the whole text.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ class AnswerChunks:
     """The chunks that one call of the executor's handler sends while it drafts.
 
     Attributes:
-        began: Whether a client may have read some of the attempt's text, from a chunk or from an earlier step: another
-            attempt would answer with another text.
+        began: Whether a client may have read some of the attempt's text, from a chunk or from an earlier step. Then no
+            other attempt may answer, because its text would differ.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -35,10 +35,10 @@ class AnswerChunks:
         self._sending: asyncio.Task[None] | None = None
 
     def of(self, job: Job) -> OnText | None:
-        """Return what takes the text of a step while it is drafted; None if nobody reads it."""
+        """Return the callback for the text of a step while it is drafted; None if the answer is not streamed."""
         if not job.forest.limits.streamed:
             return None
-        # Gateways have the earlier steps, from chunks or from a SearchStep.
+        # Gateways already have the earlier steps, from chunks or from a SearchStep.
         self._text = "".join(job.forest.steps(len(job.forest.drafts) - 1))
         self._sent = max(self._sent, len(self._text))
         self.began |= bool(self._text.strip())
@@ -51,7 +51,7 @@ class AnswerChunks:
         return on_text
 
     def stop(self) -> None:
-        """Send no more: the step has been drafted, or has failed."""
+        """Stop sending, because the step has been drafted or has failed."""
         if self._sending is not None:
             self._sending.cancel()
 
@@ -63,7 +63,7 @@ class AnswerChunks:
             try:
                 await runtime.send(Outgoing(runtime.topics.answer_chunk, key_of(job.query_id), encode(chunk)))
                 self._sent += len(chunk.text)
-            except (Unavailable, UniscaleError) as error:  # the next chunk begins at the same place
+            except (Unavailable, UniscaleError) as error:  # the next chunk begins at the same offset
                 log.debug("%s: no chunk: %s", job.query_id, error)
             await runtime.sleep(CHUNK_S)
 

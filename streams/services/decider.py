@@ -1,4 +1,4 @@
-"""The decider service: turns Contexts into Decisions, learns from Rewards and follows AttemptFailed; its metrics."""
+"""The decider service, with its metrics: decides for Contexts, learns from Rewards and follows up AttemptFailed."""
 
 import asyncio
 import logging
@@ -55,7 +55,7 @@ log = logging.getLogger("streams.decider")
 # The configured policy, and a catalogue's actions as the policy sees them.
 
 WARM_UP: Final = 50
-"""Warm-up rounds of uniform choice of the paper's policies (§5)."""
+"""Rounds of uniform choice with which the paper's policies warm up (§5)."""
 
 
 def policy_of(settings: Settings, encoder: Encoder) -> Policy:
@@ -102,7 +102,7 @@ def action_vectors(
 
 
 def sized(catalogue: Catalogue) -> list[ActionVector]:
-    """Return the models of a catalogue with their sizes, all that a prior has to match: it contains its vectors."""
+    """Return a catalogue's models with their sizes: all that a prior must match, because it has its own vectors."""
     return [
         ActionVector(each.name, each.name, np.zeros(0), float(each.parameters)) for each in catalogue.models
     ]
@@ -134,10 +134,10 @@ def read_prior(path: Path) -> bytes:
 
 
 def baseline_of(settings: Settings, catalogue: Catalogue, space: ActionSpace) -> str:
-    """Return the action that every query gets while nobody has said of any answer whether it is right.
+    """Return the action that every query gets until the first answer has been graded; empty if there is none.
 
-    It is the control group's or, without one on offer, the smallest search with the catalogue's first model. Where one
-    verifier scores all models there is none, and the policy learns from scores.
+    It is the control group's action or, if that is not on offer, the smallest search with the catalogue's first model.
+    If one verifier scores all models, there is no baseline, and the policy learns from scores.
     """
     if catalogue.verified == "all":
         return ""
@@ -152,7 +152,7 @@ def check_control_group(settings: Settings, control: Control) -> None:
     """Refuse a control action that is not offered. If its model may have been removed, only log a warning.
 
     Raises:
-        SettingsError: naming the actions that are offered.
+        SettingsError: the action is not offered; the message names those that are.
     """
     if not (named := settings.policy.options.get("control_action")):
         return
@@ -191,7 +191,7 @@ class PendingDecisions:
         self._since_ms[attempt] = appended_ms
 
     def heard(self, attempt: str) -> None:
-        """Stop tracking the age of a decision: a reward arrived that is not learned from yet."""
+        """Stop tracking the age of a decision whose reward has arrived but is not learned from yet."""
         self._since_ms.pop(attempt, None)
 
     def remove(self, attempt: str) -> None:
@@ -221,7 +221,7 @@ class DriftNotice:
         self._known: Mapping[str, Drift] = {}
 
     def recovered(self, policy: Policy) -> None:
-        """Set the metrics from the recovered policy. Drift it had already detected was logged before."""
+        """Set the metrics from the recovered policy. Drift that it had already detected has been logged before."""
         self._known = policy.drifted()
         for model, drift in self._known.items():
             self._metrics.cost_drift.labels(model).set(drift.cost)
@@ -253,7 +253,7 @@ class DriftNotice:
 
 
 class RoomNotice:
-    """Logs the categories of requests whose columns do not fit, and those that have got theirs after all."""
+    """Logs the categories of requests for which there is no room, and those for which there is room again."""
 
     def __init__(self) -> None:
         self._known = frozenset[str]()
@@ -322,7 +322,7 @@ class Pacing:
             gauge.remove_by_labels({"objective": name})
 
     def _show(self, name: str, target: Target, account: BudgetStatus | None, *, in_usd: bool) -> None:
-        """Set the metrics of a named objective. Targets set by queries get none: each would create a series."""
+        """Set the metrics of a named objective. Queries' own targets get none: each would create a time series."""
         if account is None:
             return
         self._shown[name] = target.key
@@ -363,7 +363,7 @@ class Pacing:
 
 
 _AGAIN_S: Final = 30.0
-"""Seconds until the encoder is retried after it failed to embed a model's actions: decisions wait meanwhile."""
+"""Seconds until the encoder is retried after it failed to embed a model's actions. Decisions wait during each try."""
 
 _REFUSALS: Final = (EncoderRefused, BadEmbedding)
 """Encoder errors caused by one text; any other error would occur for every text."""
@@ -379,7 +379,7 @@ class Offered(NamedTuple):
     Attributes:
         version: Offset in `control` of the last change to the catalogue.
         space: The offered actions.
-        whole: Whether these are all; the others wait for the encoder.
+        whole: Whether these are all actions of the catalogue; if not, the others wait for the encoder.
     """
 
     version: int
@@ -426,8 +426,8 @@ class ShardLearner:
         """Return the learner, offering the current catalogue except for models that wait for the encoder.
 
         Raises:
-            CorruptState: It is not recovered yet, and its log is incomplete.
-            PartitionLost: This worker does not, or not yet, own the learner.
+            CorruptState: The learner is not recovered yet, and its log is incomplete.
+            PartitionLost: This worker does not own the learner, or does not own it yet.
             NotEmbedded: No model can be offered yet.
         """
         decider = self.decider or await self.rebuild()
@@ -440,7 +440,7 @@ class ShardLearner:
 
         Raises:
             CorruptState: The log is incomplete.
-            PartitionLost: This worker does not, or not yet, own the learner.
+            PartitionLost: This worker does not own the learner, or does not own it yet.
         """
         policy = policy_of(self.settings, self.encoder)
         decider = Decider(
@@ -483,7 +483,7 @@ class ShardLearner:
         """Return the actions of a catalogue that can be offered: all, or those embedded so far.
 
         Each new model is embedded separately, so that one that the encoder refuses does not hold up the others. Waiting
-        models are retried after 30 s. The first offer fixes the centre of the vectors, so none is made while the
+        models are retried after 30 s. The first offer fixes the centre of the vectors, so it is not made while the
         encoder is unavailable.
 
         Raises:
@@ -550,7 +550,7 @@ class ShardLearner:
             self.runtime.crash("the learner's rows could not be written", error)
 
     async def _begin(self, decider: Decider, path: Path) -> None:
-        """Start from a prior, if the log is empty; otherwise the log holds what it started from."""
+        """Start from a prior if the log is empty; otherwise the log contains what the learner started from."""
         asked = bool(self.settings.policy.prior)
         if decider.prior or decider.seq or decider.actions:
             if asked and decider.prior != digest(await self.runtime.in_thread(lambda: read_prior(path))):
@@ -584,7 +584,7 @@ class ShardLearner:
         """Start the learner from a prior for the models of a catalogue; return the rows to write.
 
         Raises:
-            PriorRefused: it does not fit; nothing has changed.
+            PriorRefused: the prior does not fit; nothing has changed.
         """
         return decider.begin(prior, sized(catalogue), self.log.chunk_bytes, catalogue.cost_basis)
 
@@ -600,7 +600,7 @@ class ShardLearner:
         )
 
     def _is_current(self) -> bool:
-        """Return whether all actions of the current catalogue that can be offered are."""
+        """Return whether every action of the current catalogue that can be offered is on offer."""
         offered = self.offered
         if offered is None or offered.version != self.runtime.control.catalogue_version:
             return False
@@ -647,8 +647,8 @@ class DeciderService(Ordered):
         self.room = RoomNotice()
         self.lock = asyncio.Lock()
         self._beats_awaited = False
-        self._at_baseline = False  # whether it answered since the start
-        self._contexts: dict[str, QueryContext] = {}  # of the AttemptFailed of a batch, by query
+        self._at_baseline = False  # whether a query has got the baseline since the start
+        self._contexts: dict[str, QueryContext] = {}  # Contexts for a batch of AttemptFailed, by query
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
@@ -664,7 +664,7 @@ class DeciderService(Ordered):
         return service
 
     async def prepare(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
-        """Read the Contexts of queries to decide again: the broker may be slow, and others are decided meanwhile."""
+        """Read the Contexts of queries to decide again. The broker may be slow, so others are decided meanwhile."""
         if kind is AttemptFailed:
             self._contexts = {}
             await self._read_contexts(batch)
@@ -693,11 +693,11 @@ class DeciderService(Ordered):
         return learn(batch)
 
     def changing(self) -> AbstractContextManager[None]:
-        """See the learner's."""
+        """Wrap a change to the learner; see `ShardLearner.changing`."""
         return self.learner.changing()
 
     async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """See the learner's."""
+        """Write rows; see `ShardLearner.write`."""
         await self.learner.write(rows)
 
     async def settled(self) -> None:
@@ -716,7 +716,7 @@ class DeciderService(Ordered):
     def environments(self, space: ActionSpace) -> tuple[DecisionEnvironment, DecisionEnvironment]:
         """Return the current decision environments: for queries that a live executor can run, and for the others.
 
-        The others are decided too: their deadline then starts, and they end in an `expired` Answer rather than in none.
+        The others are decided too, so that their deadline starts and they end in an `expired` Answer rather than none.
 
         Args:
             space: The offered actions.
@@ -744,7 +744,7 @@ class DeciderService(Ordered):
             return made.get(key_of(query_id)) or self.learner.row(query_id)
 
         done: list[tuple[QueryContext, ConsumerRecord, Decided]] = []
-        # Queries that a live executor can run, then the others.
+        # Decide first for the queries that a live executor can run, then for the others.
         for trust, environment in ((True, living), (False, others)):
             part = [each for each, known in zip(batch, served, strict=True) if known is trust]
             if not part:
@@ -913,7 +913,7 @@ class DeciderService(Ordered):
             metrics.masked.labels(model).inc()
 
     async def _wait_for_executors(self) -> None:
-        """Wait once, briefly, for the first heartbeats: until then all models would look dead."""
+        """Wait once, briefly, for the first heartbeats, because all models would look dead until then."""
         if self._beats_awaited:
             return
         deadline = self.runtime.monotonic() + self.runtime.settings.executor.heartbeat_grace_s
@@ -926,7 +926,7 @@ class DeciderService(Ordered):
     async def _recovered(self) -> None:
         """Rebuild the learner before reading starts, because the log determines the offset to continue from.
 
-        The models are offered here too, so that the first query does not wait for it.
+        The models are offered here too, so that the first query does not wait for the offer.
         """
         async with self.lock:
             self.learner.decider = None

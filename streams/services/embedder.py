@@ -1,4 +1,4 @@
-"""The embedder service: Query in, Context out; it also does admission."""
+"""The embedder service: admits queries, and encodes each Query into a Context."""
 
 from typing import Self
 
@@ -22,8 +22,8 @@ from streams.topics import SHARD
 
 # A query whose Answer is never seen frees its slot this long after the query's deadline.
 _MARGIN_S = 60.0
-# A text that fails while the encoder embeds others is refused after this many rounds, with this pause in seconds: a
-# load balancer may fail some requests for a while.
+# A text that fails while the encoder embeds others is refused only after this many rounds, with this pause in seconds,
+# because a load balancer may fail some requests for a while.
 _ROUNDS = 3
 _BETWEEN_S = 10.0
 
@@ -55,7 +55,7 @@ class EmbedderService(Keyed[None]):
     async def build(cls, runtime: Runtime) -> Self:
         """Load the encoder and start watching for Answers."""
         service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings.encoder)))
-        # In the worst case, their Answers are all in one partition.
+        # In the worst case, the Answers of all redelivered queries are in one partition.
         await runtime.log.tail([runtime.topics.answer], service._on_answer, begin=service._again)
         await runtime.log.tail([runtime.topics.dead_letter], service._on_dead_letter, begin=service._again)
         runtime.background("admission", service._look)
@@ -65,7 +65,7 @@ class EmbedderService(Keyed[None]):
         """Wait for admission, embed the query and forward it.
 
         Raises:
-            UniscaleError: its text has no vector, or no model of the catalogue or no grader accepts the query.
+            UniscaleError: the text has no vector, or no model of the catalogue, or no grader, accepts the query.
         """
         query, runtime = message, self.runtime
         await self._graders.check(query)
@@ -88,7 +88,7 @@ class EmbedderService(Keyed[None]):
         """Return the models that may answer a query, without those that lack what it requires; None for all.
 
         Raises:
-            InvalidField: There is none.
+            InvalidField: There is no such model.
         """
         named = (query.pinned.model,) if query.pinned else query.allowed_models
         catalogue, required = self.runtime.control.catalogue, query.required
@@ -104,8 +104,9 @@ class EmbedderService(Keyed[None]):
     def answers_for(self, query_id: str, origin: Origin) -> bool:
         """Return whether a query whose record was refused should get an Answer.
 
-        Its own slot does not matter: the Answer frees it. But if an earlier record of that id has a slot, its Answer is
-        coming, and a broken second record must not answer it. A query that has ended has its Answer.
+        Its own slot does not matter, because the Answer frees it. But if an earlier record with that id has a slot, the
+        earlier query will get its Answer, which must not come from a broken second record. A query that has ended has
+        its Answer already.
         """
         return self.admission.origin(query_id) in (None, origin) and not self.admission.has_ended(query_id)
 

@@ -1,7 +1,7 @@
 """The service of one executor group: Decision or Verification in, SearchStep, Answer or AttemptFailed out.
 
-Each call awaits the engine, and all share one continuous batch: `UNISCALE_CONCURRENCY` is how many queries a worker
-has in flight.
+Each call of the handler awaits the engine, and all calls share one continuous batch. `UNISCALE_CONCURRENCY` limits how
+many queries a worker has in flight.
 """
 
 import asyncio
@@ -61,16 +61,16 @@ CANCELS = 32_000
 """Cancel records to remember, and to read again at startup."""
 
 FAILURES = 32_000
-"""Failed attempts to read again at startup: a search that is redelivered must not end its query a second way."""
+"""Failed attempts to read again at startup, so that a redelivered search does not end its attempt a second time."""
 
 
 class ExecutorService(Keyed[None]):
-    """The searches of one group; keeps no state that a restart would need.
+    """Runs the searches of one group. It keeps no state that must survive a restart.
 
     Attributes:
         retries: Whether a query whose attempt fails may be decided again.
-        since_ms: When it became ready, ms since the epoch. An older Decision may have been handled by another process
-            already.
+        since_ms: When the service became ready, in ms since the epoch. Another process may already have handled a
+            Decision from before that.
     """
 
     def __init__(self, runtime: Runtime, engines: GroupEngines) -> None:
@@ -94,7 +94,7 @@ class ExecutorService(Keyed[None]):
         """Load the group's models, read recent Cancels, then start sending heartbeats.
 
         Raises:
-            ServingError: none of them can be loaded.
+            ServingError: none of the models can be loaded.
         """
         service = cls(runtime, engines_of(runtime.settings, runtime.control.base))
         service.engines.probed = service._count_probe
@@ -103,7 +103,7 @@ class ExecutorService(Keyed[None]):
         service.engines.want(service._models())
         await unless_vllm_hangs(service._host, service.engines.settled())
         await service.engines.probe()  # so that servers that are up are ready in the first heartbeat
-        begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
+        begin = CANCELS // runtime.settings.kafka.group_partitions  # per partition
         await runtime.log.tail([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
         if service.retries:
             await runtime.log.tail([runtime.topics.attempt_failed], service.on_failed, begin=FAILURES)
@@ -139,8 +139,8 @@ class ExecutorService(Keyed[None]):
             else:
                 return Effects(send=[out], then=partial(self._drafted, done))
         if done.error == ran_out("deadline") and not done.trace and at.timestamp_ms < self.since_ms:
-            # Another process may have continued the search: if one of its steps is in flight, it ends the search with
-            # the best path. If not, the aggregator ends it when the query expires.
+            # Another process may have continued the search. If one of its steps is in flight, that step ends the search
+            # with the best path. If not, the aggregator ends it when the query expires.
             return Effects()
         return Effects(send=[self._end(done, chunks)], then=partial(self._ended, done))
 
@@ -153,9 +153,9 @@ class ExecutorService(Keyed[None]):
         return done
 
     def _end(self, answer: Answer, chunks: AnswerChunks) -> Outgoing:
-        """Return the record that ends an attempt: its Answer, or the AttemptFailed on which the decider retries.
+        """Return the record that ends an attempt: its Answer, or an AttemptFailed, on which the decider may retry.
 
-        Once a client may have read some of its text, no other attempt can answer.
+        Once a client may have read some of the attempt's text, no other attempt can answer.
         """
         if self.retries and answer.status == "failed" and answer.text is None and not chunks.began:
             failed = encode(AttemptFailed(answer=answer))
@@ -266,7 +266,7 @@ class ExecutorService(Keyed[None]):
         self.runtime.metrics.tokens.labels(step.forest.action.model).inc(sum(d.tokens for d in made))
 
     def _count_repeated(self, step: SearchStep) -> None:
-        """Count the tokens of a step that the process that died may have had made and billed already."""
+        """Count the tokens of a step that may already have been generated, and billed, for a process that died."""
         forest, billed = step.forest, step.billed
         output = sum(forest.drafts[at].tokens for at in forest.pending) if billed is None else billed.output
         counter, model = self.runtime.metrics.repeated_tokens, forest.action.model
@@ -308,7 +308,7 @@ class ExecutorService(Keyed[None]):
         self.runtime.metrics.probes.labels(model, "passed" if passed else "failed").inc()
 
     async def _probe(self) -> None:
-        """Probe suspended endpoints, separately from the heartbeat: one that hangs must not silence its group.
+        """Probe suspended endpoints, separately from the heartbeat, because one that hangs must not silence its group.
 
         Models whose queries failed get the operator's probe question.
         """

@@ -27,10 +27,10 @@ async def watch_vllm(host: Callable[[], EngineHost | None]) -> NoReturn:
     """Check periodically whether vLLM in this process hangs.
 
     Args:
-        host: Returns its host; None if vLLM does not run here.
+        host: Returns vLLM's host; None if vLLM does not run here.
 
     Raises:
-        Death: it hangs.
+        Death: vLLM hangs.
     """
     while True:
         await asyncio.sleep(_LOOK_S)
@@ -60,7 +60,7 @@ def engines_of(settings: Settings, base: Catalogue) -> GroupEngines:
 
 
 async def verifier_of(settings: Settings, entry: VerifierModel, base: Catalogue) -> Verifier:
-    """Load and return the configured verifier."""
+    """Load a verifier and return it; with a recording, return the recorded verifier."""
     if (recording := _recording(settings)) is not None:
         return RecordedVerifier(recording)
     return await start_verifier(entry, hosting_options(settings, base))
@@ -72,7 +72,7 @@ def _recording(settings: Settings) -> Recording | None:
 
 
 def hosting_options(settings: Settings, base: Catalogue) -> HostingOptions:
-    """Return what the settings say of how models are reached; `base` is as for `engines_of`."""
+    """Return the settings' options for loading and calling models; for `base`, see `engines_of`."""
     return HostingOptions(
         device=settings.engine.device,
         threads=settings.engine.threads or None,
@@ -90,7 +90,7 @@ def hosting_options(settings: Settings, base: Catalogue) -> HostingOptions:
 
 
 def keys_of(settings: Settings, base: Catalogue) -> Keys:
-    """Return the API keys of the endpoints; only those of the catalogue file get the shared key."""
+    """Return the API keys for the endpoints; only endpoints in the catalogue file get the shared key."""
     endpoints = [each.endpoint for each in base.models] + [each.endpoint for each in base.verifiers]
     urls = [endpoint.url for endpoint in endpoints if endpoint.url and not endpoint.key_env]
     named = [

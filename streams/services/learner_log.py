@@ -1,9 +1,9 @@
 """The learner's log on the broker: recovery at startup, and the snapshots that bound the log and memory.
 
 The log is the changelog of the decider's table. Snapshots have their own topic, and each records the log offset up to
-which it is complete. Startup reads the snapshots, then the log from the offset of the older one kept. The log, not the
-consumer group, is authoritative. If the committed offset is behind the log, redelivered records are recognised; if it
-is ahead, it is rewound, so that the skipped records are read.
+which it is complete. Startup reads the snapshots, then the log from the offset of the older of the two that are kept.
+The log, not the consumer group, is authoritative. If the committed offset is behind the log, redelivered records are
+recognised; if it is ahead, it is rewound, so that the skipped records are read.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class LearnerLog:
 
     @property
     def chunk_bytes(self) -> int:
-        """Return the size of a snapshot's chunk."""
+        """Return the maximum size of a snapshot chunk, in bytes."""
         return min(snapshot.CHUNK_BYTES, self.settings.kafka.max_record_bytes // 2)
 
     async def recover(self, decider: Decider) -> Recovered:
@@ -80,8 +80,8 @@ class LearnerLog:
 
         Raises:
             CorruptState: The log is incomplete.
-            PartitionLost: This worker does not, or not yet, own the learner: without the rows, a learner would start
-                from scratch.
+            PartitionLost: This worker does not own the learner, or does not own it yet. Without the rows, the learner
+                would start from scratch.
         """
         self._reading = self.table.reading
         self._require_current()
@@ -103,7 +103,7 @@ class LearnerLog:
             await asyncio.sleep(0)
         self._require_current()
         self._read, self._present = None, set(snapshots)
-        # Newer ones were refused and must not let rows leave the log.
+        # Newer snapshots were refused, so they must not cause rows to be deleted from the log.
         whole = manifests(snapshots).items()
         self._manifests = {version: each for version, each in whole if version <= found.snapshot_version}
         self.snapshot_at = found.snapshot_version
@@ -155,7 +155,7 @@ class LearnerLog:
 
         Raises:
             PartitionLost: The table has been recovered again since, or is about to be; nothing was written.
-            SendFailed: The broker did not accept them.
+            SendFailed: The broker did not accept the rows.
         """
         self._require_current()
         written = [(key, value, 0) for key, value in rows]
@@ -173,7 +173,7 @@ class LearnerLog:
             raise PartitionLost(f"{self.changelog}: another worker has it, or it is still to be read")
 
     async def snapshot_when_due(self, decider: Decider) -> None:
-        """Write a snapshot once enough has been learned since the last, then drop rows that are in two of them.
+        """Write a snapshot once enough has been learned since the last one, then drop rows that two snapshots contain.
 
         Raises:
             PartitionLost: Another worker owns the learner, or the log is being recovered.
@@ -203,12 +203,12 @@ class LearnerLog:
         self.runtime.metrics.snapshot_time.set(self.runtime.clock.now_ms() / 1000)
 
     async def _write(self, decider: Decider) -> int:
-        """Write a snapshot and drop what is no longer needed, in the order given by `agents.decider.snapshot`."""
+        """Write a snapshot, then drop and count obsolete records, in the order given by `agents.decider.snapshot`."""
         topics = self.runtime.topics
         first = await self.runtime.log.first_offsets((topics.query, topics.context))
         end = (await self.runtime.log.end_offsets((self.changelog,)))[self.changelog, 0]
         changed = self._changed
-        # Use the table's key objects, to share them.
+        # Take the table's own key objects, so that they are shared.
         keys = [key for key in self.table if key in changed or key.startswith(b"\x00")]
 
         def made() -> tuple[list[tuple[bytes, bytes]], OpenRows, dict[bytes, int]]:
@@ -261,11 +261,11 @@ class LearnerLog:
         return len(old) + len(left)
 
     async def _post(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write snapshot records one by one: each may be as large as a request can be."""
+        """Write snapshot records one by one, because each may be as large as a request can be."""
         for key, value in records:
             await self._write_snapshots([(key, value)])
             self._present.add(key)
-        self._read = None  # a recovery that started meanwhile, after a rebalance, has read less
+        self._read = None  # a recovery that started meanwhile, after a rebalance, has not read these records
 
     async def _begins(self) -> int:
         """Read the snapshots, and return the log offset to start from."""
@@ -301,7 +301,7 @@ class LearnerLog:
         self._present.difference_update(records)
 
     async def _hold_back(self, found: Recovered) -> None:
-        """Rewind the group to where the log ends, if it has committed further."""
+        """Rewind the group's committed offsets to the end of the log, if they are ahead of it."""
         topics = self.runtime.topics
         ends = {
             topics.context: found.next_context,

@@ -1,4 +1,4 @@
-"""The rewards that wait for feedback, by account, and which to close early when too many are open."""
+"""The rewards that wait for feedback, by account, and the choice of those to close early when too many are open."""
 
 from collections.abc import Iterator
 
@@ -8,10 +8,10 @@ from streams.services.priority_queue import PriorityQueue
 class OpenRewards:
     """The open rewards of a partition; those beyond its limits are closed early.
 
-    The open rows alone determine which: the oldest one, by the append time of its Answer, of the account with the most
-    open rewards (the first by name if several tie).
+    The open rows alone determine which one is next: the oldest reward, by the append time of its Answer, of the account
+    with the most open rewards (the first by name if several tie).
 
-    So an account with many open rewards affects only itself: another's are closed only once it has as many.
+    So an account with many open rewards affects only itself: others' rewards are closed only once they have as many.
 
     >>> rewards = OpenRewards(most=3, most_each=3)
     >>> for at_ms, (account, query_id) in enumerate(

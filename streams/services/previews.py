@@ -38,7 +38,7 @@ PATH: Final = "/decide"
 _REBIND_S: Final = 5.0
 
 _KEPT: Final = 256
-"""Vectors cached: a slider requests many previews of one question."""
+"""Maximum cached vectors: moving a slider requests many previews of one question."""
 
 _NOWHERE: Final = Origin(topic="preview", partition=0, offset=0)
 
@@ -78,7 +78,7 @@ class Previews:
 
         Raises:
             NotNow: This worker does not own the learner, is recovering, or has too many previews in flight.
-            UniscaleError: The error that the query itself would be refused with.
+            UniscaleError: The error with which the query itself would be refused.
         """
         if self._waiting >= _MOST_WAITING:
             raise NotNow(f"{_MOST_WAITING} previews are being answered; try again")
@@ -87,7 +87,7 @@ class Previews:
             context = await self._context(anonymous(query))
             async with self._encoding:
                 changed = await self._actions()
-            # Between two batches: a snapshot reads the learner in a thread, and offering actions is not atomic.
+            # Read between two batches, because a snapshot reads the learner in a thread and an offer is not atomic.
             async with self.service.lock:
                 return await self._read(context, changed)
         finally:
@@ -111,10 +111,10 @@ class Previews:
         return preview(decider, context, living if living.serves(context.query) else others)
 
     async def _actions(self) -> Changed | None:
-        """Return the actions that the learner will offer from its next decision; None if it already does.
+        """Return the actions that the learner will offer from its next decision on; None if it already offers them.
 
         Raises:
-            NotNow: None of them is embedded.
+            NotNow: None of the actions is embedded.
         """
         learner, control = self.service.learner, self.service.runtime.control
         decider, catalogue, version = learner.decider, control.catalogue, control.catalogue_version
@@ -129,14 +129,15 @@ class Previews:
             raise NotNow(str(error)) from error
         baseline = baseline_of(self.service.runtime.settings, catalogue, space)
         found = Changed(decider, version, space, vectors, catalogue.price_factors, baseline)
-        # If some wait for the encoder, it is retried later.
+        # If some actions wait for the encoder, try again later.
         self._changed = found if len(space) == len(control.space(catalogue)) else None
         return found
 
     async def _offering(self, changed: Changed) -> Decider:
-        """Return a copy of the learner that offers a changed catalogue: the learner's own offer writes to its log."""
+        """Return a copy of the learner that offers a changed catalogue, because an offer by the learner is logged."""
         decider, kept = changed.decider, self._copy
-        # More actions of the same version may be embedded; in the same space, a model's price factor may have changed.
+        # Compare the space too, because more actions of the same version may be embedded by now, and the version too,
+        # because a model's price factor may change without changing the space.
         if (
             kept is not None
             and kept[0] is decider
@@ -181,15 +182,15 @@ class Previews:
     #                                                             400, {"field", "message"}: the query would be refused
     #                                                             503, {"message"}: this decider cannot answer now
     #
-    # It does not affect decisions: nothing is learned, logged or sent. Authentication is left to the gateway, so it
-    # listens on this machine only unless `decider_host` says otherwise.
+    # It does not affect decisions: nothing is learned, logged or sent. Authentication is left to the gateway, so the
+    # endpoint listens on this machine only unless `decider_host` says otherwise.
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
         return Starlette(routes=[Route(PATH, self._decide, methods=["POST"])])
 
     async def _decide(self, request: Request) -> Response:
-        # Refuse browsers: requests from pages carry Origin.
+        # Refuse browsers: requests from their pages have an Origin header.
         if "origin" in request.headers:
             return _reply(403, {"message": "requests of web pages are not answered here; ask the gateway"})
         body = bytearray()

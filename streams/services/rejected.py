@@ -1,4 +1,4 @@
-"""Queries rejected before they were decided: digests of their ids, stored with the rows of the join."""
+"""Ids of queries that were rejected before they were decided, stored as digests with the rows of the join."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from typing import Final
 from streams.runtime.table import Table
 
 KEY: Final = b"\x00rejected/"
-"""Prefix of their keys. A query_id is printable ASCII, so no query's row can start like this."""
+"""Prefix of the digests' keys. A query_id is printable ASCII, so no query's row can have a key with this prefix."""
 
 _AT_ONCE: Final = 2
 
@@ -16,9 +16,9 @@ _AT_ONCE: Final = 2
 class RejectedIds:
     """The latest rejected ids, as 8 bytes of their BLAKE2b digest, with the append time of the Answer.
 
-    A Decision may still follow, if the worker that refused the Query ended before committing and its successor handled
-    it. It then finds the Answer that the client has. With N ids stored, a new one is mistaken for one of them with
-    probability N/2⁶⁴.
+    A Decision may still follow if the worker that refused the Query ended before committing and its successor handled
+    it. That Decision is then matched with the Answer that the client has. With N ids stored, a new one is mistaken for
+    one of them with probability N/2⁶⁴.
 
     Args:
         table: The table that holds them.
@@ -67,7 +67,7 @@ class RejectedIds:
                 known.popleft()
 
     def recovered(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Start from the table's rows that are ids."""
+        """Start from those rows of the table that are ids."""
         self._keys = {}
         for key, _ in sorted(rows, key=lambda row: int(row[1])):
             partition = self._table.partition_of(key)

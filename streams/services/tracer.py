@@ -1,7 +1,6 @@
 """The tracer: follows the topics and exports a trace of each query over OTLP, configured by OpenTelemetry's variables.
 
-It is on no query's way: without it nothing is slower or missing. A query that it has not seen whole, because it was
-started in between, has no trace.
+No query waits for the tracer or needs it. A query that was sent before the tracer started has no trace.
 """
 
 import asyncio
@@ -31,13 +30,13 @@ from streams.runtime.runtime import Runtime
 from streams.trace import QueryTrace, SpanData, step_of
 
 MOST: Final = 20_000
-"""Queries kept until their Reward; the oldest go first."""
+"""Maximum queries kept until their Reward; the oldest are dropped first."""
 
 LINGER_S: Final = 2.0
-"""Seconds after an Answer until its trace is exported: topics are not read in one order."""
+"""Seconds from an Answer until its trace is exported, because there is no order across topics."""
 
 CONTENTS: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""The variable that OpenTelemetry names for it: whether spans contain questions and answers."""
+"""OpenTelemetry's environment variable for whether spans contain questions and answers."""
 
 
 class MissingExporter(UniscaleError):
@@ -49,7 +48,7 @@ class TracerService:
 
     Args:
         runtime: Access to the topics.
-        spans: Where spans go.
+        spans: Exports the spans.
     """
 
     def __init__(self, runtime: Runtime, spans: "SpanExporting") -> None:
@@ -58,7 +57,7 @@ class TracerService:
         self._due: OrderedDict[str, float] = OrderedDict()  # when the trace of an answered query is exported
 
     async def follow(self) -> None:
-        """Read the topics from now on, and export what has ended."""
+        """Read the topics from now on, and export the traces of queries that have ended."""
         topics, tail = self.runtime.topics, self.runtime.log.tail
         for topic, take in (
             (topics.query, self._on_query),
@@ -83,7 +82,7 @@ class TracerService:
                 self._open.popitem(last=False)
 
     def _on_context(self, record: ConsumerRecord) -> None:
-        # It is keyed by shard.
+        # Contexts are keyed by shard.
         if (found := self._open.get(quick_id(record.value) or "")) is not None:
             found.context_ms = found.context_ms or record.timestamp_ms
 
@@ -152,13 +151,13 @@ class TracerService:
 
 
 class SpanExporting:
-    """Hands spans to OpenTelemetry's exporter, with the ids that the records imply.
+    """Passes spans to OpenTelemetry's exporter, with ids derived from the records.
 
     Attributes:
         contents: Whether spans contain questions and answers.
 
     Raises:
-        MissingExporter: its packages are not installed.
+        MissingExporter: the exporter's packages are not installed.
     """
 
     def __init__(self) -> None:
@@ -204,12 +203,12 @@ class SpanExporting:
             made.end(_ns(span.ended_ms))
 
     def close(self) -> None:
-        """Export what waits."""
+        """Export the remaining spans and shut down."""
         self._provider.shutdown()
 
 
 class _Ids(IdGenerator):
-    """Ids that follow from the query, in place of random ones."""
+    """Ids derived from the query, in place of random ones."""
 
     trace_id = span_id = 1
 

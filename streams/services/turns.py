@@ -1,6 +1,6 @@
 """Fair sharing of a resource among tenants: the tenant that has used the least time is next.
 
-Otherwise a tenant with many references that are slow to grade, or many texts that are slow to encode, would block
+Without this, a tenant with many references that are slow to grade, or many texts that are slow to encode, would block
 everyone.
 """
 
@@ -20,7 +20,7 @@ class TooManyWait(UniscaleError):
 class Turns:
     """Gives tenants turns, in order of the time they have used.
 
-    Only tenants with waiting or running work are tracked; a new one starts equal to the one that has used the least.
+    Only tenants with waiting or running work are tracked. A new tenant starts with the least time that any has used.
 
     Args:
         at_once: Number of concurrent turns.

@@ -1,4 +1,4 @@
-"""The verifier service: SearchStep in, Verification out, to the group the step came from."""
+"""The verifier service: SearchStep in, Verification out, to the group that the step came from."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger("streams.verifier")
 
 
 class UnknownGroup(UniscaleError):
-    """A step names an executor group that does not exist. Only the executors may write steps, see SECURITY.md."""
+    """A step names an executor group that does not exist. Only executors may write steps (see SECURITY.md)."""
 
 
 class VerifierService(Keyed[None]):
@@ -63,11 +63,11 @@ class VerifierService(Keyed[None]):
         """Return the verifier of a step.
 
         Raises:
-            ServingError: the changed catalogue has none for its model, or it cannot be loaded.
+            ServingError: the catalogue has changed and has no verifier for the step's model, or it cannot be loaded.
         """
         control, name = self.runtime.control, step.forest.action.model
         entry = control.verifier_of(control.models[name]) if name in control.models else None
-        if entry is None and len(self.verifiers) == 1:  # it has scored the earlier steps
+        if entry is None and len(self.verifiers) == 1:  # the one that scored the earlier steps
             return next(iter(self.verifiers.values()))
         if entry is None:
             raise UnknownEngineError(f"{name}: no verifier scores it any more; send the query again")
@@ -94,10 +94,10 @@ class VerifierService(Keyed[None]):
         return Effects(send=[out])
 
     async def _require_group(self, step: SearchStep, topic: str) -> None:
-        """Refuse a group without a topic: a producer would wait for the topic, and block later steps.
+        """Refuse a group without a topic, because a producer would wait for the topic and block later steps.
 
         Raises:
-            UnknownGroup: naming it.
+            UnknownGroup: the group has no topic.
             Unavailable: the broker does not respond.
         """
         # A group may have left the catalogue while its last searches run.

@@ -1,5 +1,5 @@
-"""OpenAI's chat completions: `POST /v1/chat/completions`. Its request is the one that the other protocols become.
+"""OpenAI's chat completions: `POST /v1/chat/completions`. The other protocols' requests are translated into its own.
 
 endpoint   the response to a request, whole or as a stream of chunks
-response   an Answer becomes a completion, or chunks
+response   converts an Answer to a completion, or to chunks
 """

@@ -19,7 +19,7 @@ async def chat(call: Call) -> Response:
     """POST /v1/chat/completions.
 
     Raises:
-        ApiError: before anything is sent.
+        ApiError: before any part of the response is sent.
     """
     return await answered(call, _parsed, _ChatTurn)
 
@@ -31,7 +31,7 @@ def _parsed(call: Call, body: bytes) -> ChatRequest:
 
 
 def _deltas(answer: Answer) -> list[dict[str, Any]]:
-    """Return the tool calls of an answer as deltas of a stream, each call in one."""
+    """Return the tool calls of an answer as deltas of a stream, one delta per call."""
     return [{**call, "index": at} for at, call in enumerate(raw_calls(answer))]
 
 

@@ -25,7 +25,7 @@ def completion(
         answer: The Answer.
         decision: Its Decision, if known.
         cost_model: Cost model of the current catalogue.
-        created: Seconds since the epoch.
+        created: When the request arrived, in seconds since the epoch.
         total_s: Seconds from the request's arrival to now.
         ignored: Names of the request's unsupported fields.
     """
@@ -56,7 +56,7 @@ def completion(
 
 
 def content_of(answer: Answer, text: str) -> str | None:
-    """Return the content of a message with a text: null if an upstream returned none, as beside tool calls."""
+    """Return a message's content: the text, or None if an upstream returned no content, as it may with tool calls."""
     upstream = answer.upstream
     return None if not text and upstream is not None and upstream.message.get("content") is None else text
 

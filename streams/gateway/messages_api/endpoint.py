@@ -28,17 +28,17 @@ from streams.gateway.turn import Turn, answered
 from streams.gateway.upstream_message import calls, refusal
 
 BYTES_PER_TOKEN: Final = 4
-"""What prose takes in most tokenizers, for an estimate: the gateway has no model's tokenizer."""
+"""Bytes of prose per token in most tokenizers: an estimate, because the gateway has no model's tokenizer."""
 
 TOKENS_PER_MESSAGE: Final = 4
-"""What a chat template adds to a message, for the same estimate."""
+"""Tokens that a chat template adds to each message, for the same estimate."""
 
 
 async def create(call: Call) -> Response:
     """POST /v1/messages.
 
     Raises:
-        ApiError: before anything is sent.
+        ApiError: before any part of the response is sent.
     """
     return await answered(call, _parsed, _MessagesTurn)
 
@@ -55,7 +55,7 @@ def _parsed(call: Call, body: bytes, *, counts: bool = False) -> ChatRequest:
 
 
 async def count_tokens(call: Call) -> Response:
-    """POST /v1/messages/count_tokens: an estimate, since a tokenizer belongs to the model, which is not chosen yet.
+    """POST /v1/messages/count_tokens: an estimate, because the model, and with it the tokenizer, is not chosen yet.
 
     Raises:
         ApiError: 400, 403, 404 or 429 as for the request itself.
@@ -80,7 +80,7 @@ async def count_tokens(call: Call) -> Response:
 
 
 def estimate(query: Query) -> int:
-    """Return about how many tokens the prompt of a query has, whatever model reads it."""
+    """Return the approximate number of tokens in a query's prompt, regardless of the model."""
     calls = [call.arguments for message in query.chat for call in message.tool_calls]
     tools = query.options.tools if query.options is not None else ()
     size = sum(len(text.encode()) for text in (query.question, *calls, *map(str, tools)))

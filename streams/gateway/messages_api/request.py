@@ -1,4 +1,4 @@
-"""Translates a Messages request into one for a chat completion. Fields are honoured, named as ignored, or refused."""
+"""Translates a Messages request into a chat completion request. Fields are honoured, named as ignored, or refused."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Final, Literal
@@ -14,7 +14,7 @@ from streams.gateway.translation import Translation, own_fields
 # Fields with the same name and meaning in a chat completion request.
 _SAME: Final = ("model", "models", "session_id", "stream", "temperature", "top_p", "uniscale")
 
-# Other fields of a chat completion request, and what they are called here.
+# Other fields of a chat completion request, with their names in this API.
 _NAMES: Final = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
@@ -25,7 +25,7 @@ _NAMES: Final = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 
-# Fields that are ignored, with the value that has no effect, beside null.
+# Fields that are ignored, each with the value, besides null, that has no effect.
 _IGNORED: Final[dict[str, Any]] = {
     "top_k": None,
     "cache_control": None,
@@ -43,7 +43,7 @@ _SERVERS_TOOLS: Final = "it runs on Anthropic's servers; use tools with an input
 
 
 class Metadata(Struct, frozen=True, forbid_unknown_fields=True):
-    """About the request."""
+    """Metadata of a request."""
 
     user_id: str | None = None
 
@@ -57,14 +57,14 @@ class Thinking(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutputConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How much effort to make, and in which format to answer."""
+    """How much effort to make, and the format of the answer."""
 
     effort: str | None = None
     format: dict[str, Any] | None = None
 
 
 class ToolChoice(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether and which tool to call."""
+    """Whether to call a tool, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -98,12 +98,12 @@ def parse(
     efforts: Collection[str] = (),
     strict: bool = False,
 ) -> ChatRequest:
-    """Return a request as one for a chat completion.
+    """Return a request as a chat completion request.
 
     Args:
         body: JSON.
         beta: The header `anthropic-beta`, which has no effect.
-        counts: Whether its tokens are to be counted: then it has no `max_tokens`.
+        counts: Whether only its tokens are to be counted; such a request has no `max_tokens` and no `stream`.
         efforts: Efforts that the catalogue's models have.
         strict: Whether to refuse unsupported fields rather than name them in the response.
 
@@ -127,7 +127,7 @@ def parse(
 
 
 def _refuse(asked: MessagesRequest) -> None:
-    """Refuse what asks for another kind of answer. Raises ApiError 400."""
+    """Refuse fields that ask for a different kind of answer. Raises ApiError 400."""
     if asked.container is not None:
         raise unsupported("container", "nothing is executed here; leave it out")
     if asked.mcp_servers:
@@ -135,7 +135,7 @@ def _refuse(asked: MessagesRequest) -> None:
 
 
 class _Translation(Translation):
-    """One request in terms of chat completions."""
+    """One request, expressed as a chat completion request."""
 
     def __init__(self, asked: MessagesRequest, ignored: Sequence[str]) -> None:
         super().__init__(_NAMES)
@@ -153,7 +153,7 @@ class _Translation(Translation):
             self.ignored.append("thinking")
 
     def rest(self) -> Translated:
-        """Return what the fields of a chat completion request cannot say."""
+        """Return the parts for which a chat completion request has no field."""
         return Translated(protocol="messages", names=self.names, ignored=tuple(dict.fromkeys(self.ignored)))
 
     def _add_messages(self) -> None:
@@ -175,7 +175,7 @@ class _Translation(Translation):
         self.fields["messages"].append(message)
 
     def _add_turn(self, place: str, role: Any, content: Any) -> None:
-        """Add a turn as messages: a user's results of tools are messages of their own, before what else it says."""
+        """Add a turn as messages. A user's tool results become separate messages, before the rest of the turn."""
         if role not in ("user", "assistant", "system"):
             raise invalid(f"{place}.role", f"{place}.role must be user, assistant or system")
         if not isinstance(content, list):

@@ -18,10 +18,10 @@ def message(
     """Return a message.
 
     Args:
-        query_id: Its id.
+        query_id: The message's id.
         model: The model that runs.
-        answer: The Answer; None for the message that a stream begins with.
-        used: The usage of a chat completion; None for the same.
+        answer: The Answer; None for the message with which a stream begins.
+        used: The usage, as for a chat completion; None for that message too.
     """
     return {
         "id": query_id,
@@ -44,7 +44,7 @@ def content(answer: Answer) -> list[dict[str, Any]]:
 
 
 def call_block(call: ToolCall) -> dict[str, Any]:
-    """Return a call as a content block. Arguments that are no JSON object stand in `unparsed`."""
+    """Return a call as a content block. Arguments that are not a JSON object are returned in `unparsed`."""
     try:
         arguments = orjson.loads(call.arguments or "{}")
     except orjson.JSONDecodeError:
@@ -71,7 +71,7 @@ def stop(answer: Answer) -> dict[str, str | None]:
 
 
 def _sequence(answer: Answer) -> str | None:
-    """Return the stop sequence that ended the text; None if an upstream that cut it off does not say which."""
+    """Return the stop sequence that ended the text; None if an upstream removed it and did not say which it was."""
     stops = answer.limits.stop if answer.limits is not None else ()
     text = "".join(answer.trace[at].text for at in answer.path)
     if (found := first_stop(text, stops)) is not None:
@@ -80,9 +80,9 @@ def _sequence(answer: Answer) -> str | None:
 
 
 def usage(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the usage of a chat completion under the names of this API; its cost keeps its name.
+    """Return the usage of a chat completion under this API's names; the cost keeps its name.
 
-    Unlike OpenAI's API, `input_tokens` leaves out what a cache served or stored.
+    Unlike in OpenAI's API, `input_tokens` excludes tokens that a cache served or stored.
     """
     prompt, completion = chat["prompt_tokens_details"], chat["completion_tokens_details"]
     read, written = prompt["cached_tokens"], prompt.get("cache_write_tokens", 0)

@@ -20,7 +20,7 @@ async def create(call: Call) -> Response:
     """POST /v1/responses.
 
     Raises:
-        ApiError: before anything is sent.
+        ApiError: before any part of the response is sent.
     """
     return await answered(call, _parsed, _ResponsesTurn)
 
@@ -36,10 +36,10 @@ def _parsed(call: Call, body: bytes) -> ChatRequest:
 
 
 def _conversation(call: Call, response_id: str) -> tuple[Message, ...]:
-    """Return the messages of a response's request, without its instructions, and its answer.
+    """Return the conversation of an earlier response: its request's messages without the instructions, and its answer.
 
     Raises:
-        ApiError: 404 if it is not kept; 400 while it has no answer.
+        ApiError: 404 if the response is not kept; 400 if it has no answer.
     """
     index, field = call.gateway.index, "previous_response_id"
     try:

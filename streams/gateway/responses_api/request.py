@@ -1,4 +1,4 @@
-"""Translates a Responses request into one for a chat completion. Fields are honoured, named as ignored, or refused."""
+"""Translates a Responses request into a chat completion request. Fields are honoured, named as ignored, or refused."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -20,7 +20,7 @@ _SAME: Final = (
     "moderation", "uniscale",
 )  # fmt: skip
 
-# Other fields of a chat completion request, and what they are called here.
+# Other fields of a chat completion request, with their names in this API.
 _NAMES: Final = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -43,12 +43,12 @@ Include: TypeAlias = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
 ]
-"""What a response may contain besides. Other values are refused, because the ignored ones are named in a header."""
+"""Additional contents to request. Other values are refused, because the names of ignored ones go into a header."""
 
 _SERVERS_TOOLS: Final = "it runs on OpenAI's servers; use tools of type function or custom"
 
 
-# Items that call a tool: the kind of the tool, and the field with what the model says to it.
+# Items that call a tool: the kind of the tool, and the field with the model's input to it.
 _CALLS: Final = {"function_call": ("function", "arguments"), "custom_tool_call": ("custom", "input")}
 
 
@@ -103,7 +103,7 @@ class ResponsesRequest(Struct, frozen=True):
 def parse(
     body: bytes, earlier: Earlier, *, efforts: Collection[str] = (), strict: bool = False
 ) -> ChatRequest:
-    """Return a request as one for a chat completion.
+    """Return a request as a chat completion request.
 
     Args:
         body: JSON.
@@ -123,7 +123,7 @@ def parse(
 
 
 def _refuse(asked: ResponsesRequest, plain: dict[str, Any]) -> None:
-    """Refuse what asks for another kind of answer. Raises ApiError 400."""
+    """Refuse fields that ask for a different kind of answer. Raises ApiError 400."""
     if asked.background:
         raise unsupported("background", "ask with `stream`, or wait for the answer")
     if asked.conversation is not None:
@@ -135,7 +135,7 @@ def _refuse(asked: ResponsesRequest, plain: dict[str, Any]) -> None:
 
 
 class _Translation(Translation):
-    """One request in terms of chat completions."""
+    """One request, expressed as a chat completion request."""
 
     def __init__(self, asked: ResponsesRequest, earlier: Earlier) -> None:
         super().__init__(_NAMES)
@@ -155,7 +155,7 @@ class _Translation(Translation):
         self._add_ignored()
 
     def rest(self) -> Translated:
-        """Return what the fields of a chat completion request cannot say."""
+        """Return the parts for which a chat completion request has no field."""
         asked = self._asked
         kept = {
             "store": "false" if asked.store is False else None,
@@ -171,7 +171,7 @@ class _Translation(Translation):
         )
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Return the input as messages. The calls of one turn are one message of an assistant."""
+        """Return the input as messages. All tool calls of one turn go into one assistant message."""
         asked = self._asked.input
         if not asked:
             raise invalid("input", "input is missing or empty; give a text, or at least one item")
@@ -310,7 +310,7 @@ class _Translation(Translation):
             self.names["logprobs"] = "include" if _LOGPROBS in include else "top_logprobs"
         if top:
             self.fields["top_logprobs"] = top
-        # The others are about tools of OpenAI's servers, the client's own images, and hidden reasoning.
+        # The other values concern tools on OpenAI's servers, the client's own images, and hidden reasoning.
         self.ignored += [f"include.{name}" for name in include if name != _LOGPROBS]
 
     def _add_ignored(self) -> None:

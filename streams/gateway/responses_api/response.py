@@ -15,7 +15,7 @@ from streams.gateway.upstream_message import calls, logprobs, refusal
 
 ID: Final = "resp_"
 
-# The item of a call by the tool's type: prefix of its id, its type, and the field with what the model says.
+# The item for a call, by the tool's type: the prefix of its id, its type, and the field with the model's input.
 _CALLS: Final = {
     "function": ("fc", "function_call", "arguments"),
     "custom": ("ctc", "custom_tool_call", "input"),
@@ -34,13 +34,13 @@ def response(
     """Return a response object.
 
     Args:
-        query_id: Its id.
+        query_id: The response's id.
         created: When the request arrived, in seconds since the epoch.
         model: The model that runs.
-        query: The query, as the Decision carries it; None before that.
+        query: The query as in the Decision; None before there is one.
         answer: The Answer; None while the search runs.
-        used: The usage of a chat completion; None while it runs.
-        more: Further fields, such as `uniscale`, or `error` of a response that failed.
+        used: The usage, as for a chat completion; None while the search runs.
+        more: Further fields, such as `uniscale`, or the `error` of a response that failed.
     """
     failure = None if answer is None else of_answer(answer)
     ended = answer is not None and failure is None
@@ -60,7 +60,7 @@ def response(
 
 
 def status(answer: Answer | None, failure: ApiError | None) -> str:
-    """Return how far a response is."""
+    """Return the status of a response."""
     if answer is None:
         return "in_progress"
     if failure is not None:
@@ -73,7 +73,7 @@ def _complete(answer: Answer | None) -> bool:
 
 
 def error(failure: ApiError) -> dict[str, Any]:
-    """Return an error as a response carries it. OpenAI's codes are a closed list."""
+    """Return an error as it appears in a response. OpenAI's codes are a closed list."""
     codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
     return {"code": codes.get(failure.status, "server_error"), "message": str(failure)}
 
@@ -85,7 +85,7 @@ def output(answer: Answer) -> list[dict[str, Any]]:
 
 
 def content(answer: Answer) -> dict[str, Any] | None:
-    """Return the content part of an Answer; None if it has calls alone, or nothing."""
+    """Return the content part of an Answer; None if it has only calls, or nothing."""
     if (refused := refusal(answer)) is not None:
         return {"type": "refusal", "refusal": refused}
     if answer.text is None or (not answer.text and calls(answer)):
@@ -130,7 +130,7 @@ def call_item(query_id: str, at: int, call: ToolCall) -> dict[str, Any]:
 
 
 def usage(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the usage of a chat completion under the names of this API; its cost keeps its name."""
+    """Return the usage of a chat completion under this API's names; the cost keeps its name."""
     prompt: Mapping[str, int] = chat["prompt_tokens_details"]
     return {
         "input_tokens": chat["prompt_tokens"],
@@ -146,7 +146,7 @@ def usage(chat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _echo(query: Query | None) -> dict[str, Any]:
-    """Return the request's own fields, as the query keeps them."""
+    """Return the request's fields that a response repeats, as the query keeps them."""
     kept = {} if query is None else kept_of(query)
     metadata = {} if query is None else query.metadata
     options = (query.options if query is not None else None) or ChatOptions()
@@ -179,7 +179,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(nested: Any) -> Any:
-    """Return an object of a chat completion request, such as a tool, as this API has it: without the inner object."""
+    """Return an object of a chat completion request, such as a tool, in this API's form: without an inner object."""
     if isinstance(nested, dict) and isinstance(inner := nested.get(nested.get("type")), dict):
         return {"type": nested["type"], **inner}
     return nested
@@ -193,7 +193,7 @@ class Events(Struct):
 
     Attributes:
         query_id: The response's id.
-        text: The text so far; None before the first.
+        text: The text so far; None if there has been none.
     """
 
     query_id: str
@@ -207,13 +207,13 @@ class Events(Struct):
         return sse.named_event(kind, numbered)
 
     def delta(self, text: str) -> list[bytes]:
-        """Return the events for more of the text; the first begins its output item."""
+        """Return the events for more of the text; the first text also begins its output item."""
         begun = self._begin(text_part("")) if self.text is None else []
         self.text = (self.text or "") + text
         return [*begun, self.event("response.output_text.delta", **self._place, delta=text, logprobs=[])]
 
     def end(self, answer: Answer) -> list[bytes]:
-        """Return the events that end the output items, and those of items that come whole."""
+        """Return the events that end the output items, and the events of items that are sent whole."""
         part = content(answer)
         ended: list[bytes] = []
         if part is not None and part["type"] == "refusal":
