@@ -1,4 +1,4 @@
-"""`python -m bench`: the measurements."""
+"""Runs `python -m bench`, the benchmarks."""
 
 from bench.commands import main
 

@@ -1,6 +1,6 @@
-"""Time and memory of an audit: a history is written to a broker or to files, and a fresh process audits it.
+"""Time and memory of an audit. A history is written to a broker or to files, and a new process audits it.
 
-With files, only the audit is measured; with a broker, reading too. A fresh process gives a clean peak memory.
+With files, only the audit is measured; with a broker, reading from it is, too. A new process has a clean peak memory.
 """
 
 import multiprocessing
@@ -30,13 +30,13 @@ _IN_FLIGHT: Final = 2_000
 
 
 class FileLog:
-    """Topics of one partition each, as files written from `SyntheticHistory`, behind the audit's `Log` interface."""
+    """Topics with one partition each, in files written from a `SyntheticHistory`; implements the audit's `Log`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
-        """Return the offsets of each partition."""
+        """Return the offsets that each partition holds."""
         found = {}
         for topic in topics:
             if (path := self.folder / topic).is_file():
@@ -56,10 +56,10 @@ def measure(
     """Return the result, time and memory of an audit.
 
     Args:
-        settings: The deployment: catalogue and broker address.
-        queries: Number of queries.
+        settings: The deployment's settings, of which the catalogue and the broker's address matter.
+        queries: Number of queries in the history.
         half: Length of s_q and of s_a; d is twice that.
-        on_broker: Write to the broker instead of files.
+        on_broker: Whether to write to the broker instead of files.
         say: Called with progress messages.
 
     Raises:
@@ -121,7 +121,7 @@ def _to_files(folder: Path) -> Iterator[Callable[[Written], object]]:
 
 @contextmanager
 def _to_broker(settings: Settings) -> Iterator[Callable[[Written], object]]:
-    """Yield a function that sends a record; all are delivered when the block ends."""
+    """Yield a function that sends a record; all records are delivered when the block ends."""
     kafka_admin.create(settings, Topics(settings).declared(load_catalogue(Path(settings.catalogue)).groups))
     with closing(kafka_clients.producer(settings, linger_ms=5)) as producer:
         under_way: list[Any] = []

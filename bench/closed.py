@@ -1,9 +1,9 @@
 """The decider after many queries: memory, startup time, and whether duplicates of ended queries are recognised.
 
-The learner's log is written to a broker by the decider's own code (`Decider`, `LearnerLog`), row by row, with its
-snapshots and tombstones. Then a decider process starts from it and reports the time spent reading and folding. For
-queries beyond `lived` only the id is recorded, as ended: they would not add to the policy's size, and their rows would
-have left the log.
+The decider's own code (`Decider`, `LearnerLog`) writes the learner's log to a broker, row by row, with its snapshots
+and tombstones. Then a decider process starts from this log and reports the time it spends reading and folding. Of
+queries beyond `lived`, only the ids are recorded, as ended: these queries would not add to the policy's size, and their
+rows would have left the log.
 
     python -m bench closed 1000000
     UNISCALE_SNAPSHOT_EVERY=0 python -m bench closed 10000 --lived 10000 --half 1024    # no snapshot
@@ -58,16 +58,16 @@ def measure(
     """Return the decider's memory, startup time and handling of duplicates.
 
     Args:
-        settings: The deployment, and the catalogue whose actions are chosen.
-        queries: Ended queries.
-        lived: How many of them are decided and learned; only ids are recorded for the others.
+        settings: The deployment's settings, with the catalogue whose actions are chosen.
+        queries: Number of ended queries.
+        lived: How many of the queries are decided and learned; only ids are recorded for the others.
         half: Length of s_q and of s_a; d is twice that.
         say: Called with a line for each stage.
 
     Raises:
         BrokerUnreachable: no broker answers.
         ServiceFailed: the decider does not start.
-        LookupError: the decider does not recover, or decides a duplicate.
+        LookupError: the decider does not recover, decides no new query, or decides a duplicate.
     """
     lived = min(lived, queries)
     with tempfile.TemporaryDirectory() as folder:
@@ -104,13 +104,13 @@ def measure(
 
 
 def _snapshot_every(settings: Settings, queries: int, lived: int) -> int:
-    """Return the configured interval, reduced if necessary: ids that were only recorded exist only in snapshots."""
+    """Return the configured interval, reduced if necessary, because recorded ids exist only in snapshots."""
     every = settings.policy.snapshot_every
     return every if lived == queries else min(every or lived, lived)
 
 
 class _Writer:
-    """Implements what `LearnerLog` needs of a runtime and its table, with one plain producer."""
+    """Implements what `LearnerLog` needs from a runtime and its table, with one plain producer."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.topics, self.service = settings, Topics(settings), "decider"
@@ -120,7 +120,7 @@ class _Writer:
         self.ends = {self.changelog: 0, self.topics.snapshot: 0}
         self.producer = kafka_clients.producer(settings, linger_ms=20, batch_size=1 << 19)
         self.log = self.clock = self  # only offsets and the time are used
-        self.reading = 1  # of an empty log
+        self.reading = 1  # the number of a recovery from an empty log
         self._pending: list[Any] = []
 
     def table(self, *_: Any, **__: Any) -> "_Writer":
@@ -169,7 +169,7 @@ class _Writer:
 
 
 async def _recovered() -> None:
-    """Never called: the log is only written here."""
+    """Never called, because the log is only written here."""
 
 
 async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> int:
@@ -247,7 +247,7 @@ def _started(settings: Settings, encoder: Encoder, queries: int, seq: int, log: 
     """Start the decider's process, measure its recovery, and send it Contexts of ended queries.
 
     Raises:
-        LookupError: it did not recover in ten minutes; the message ends with its log.
+        LookupError: the decider did not recover in ten minutes (the message ends with its log), or decided a duplicate.
     """
     port = free_port()
     command = [*service_commands([])["decider"], "--metrics-port", str(port)]
@@ -278,7 +278,7 @@ def _started(settings: Settings, encoder: Encoder, queries: int, seq: int, log: 
 
 
 def _recovery_seconds(port: int) -> dict[str, float]:
-    """Return how long the decider's recovery took, by part, from its metrics; empty before it is done."""
+    """Return the seconds that the decider's recovery took, by part, from its metrics; empty until it has recovered."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
         text = page.read().decode()
     found = re.findall(r'^uniscale_recovery_seconds{part="(\w+)"} (\S+)$', text, re.MULTILINE)
@@ -286,10 +286,13 @@ def _recovery_seconds(port: int) -> dict[str, float]:
 
 
 def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:
-    """Send Contexts of ended queries, half of them from another origin; return how many were refused as duplicates.
+    """Send Contexts of ended queries, half of them with a new origin; return how many were refused as duplicates.
 
-    While its row is still in the log, a Context from the original origin gets its Decision again, with a number below
-    `seq`.
+    As long as its row is in the log, a Context with the original origin gets its Decision again, whose sequence number
+    is below `seq`.
+
+    Raises:
+        LookupError: no new query is decided, or a query that had ended is decided again.
     """
     topics, rng = Topics(settings), np.random.default_rng(1)
     producer = kafka_clients.producer(settings)

@@ -1,8 +1,8 @@
-"""The gateway compared with LiteLLM's proxy: requests per second and latency by connections, with the same client.
+"""Compares the gateway with LiteLLM's proxy: requests per second and latency by connections, with the same client.
 
-The gateway's side is the whole product: every request becomes a Query, a Decision, a step and an Answer on the broker
-before it is answered. Its engine is a recording and each search has one step, so that no model is measured. LiteLLM
-answers from its own mock. Sides alternate, in reversed order every other round; each turn restarts its server.
+The gateway's side is the whole product: before a request is answered, a Query, a Decision, a step and an Answer are on
+the broker. Its engine is a recording and each search has one step, so that no model is measured. LiteLLM answers from
+its own mock. The sides alternate, in reversed order every other round, and each turn restarts its server.
 """
 
 import contextlib
@@ -36,18 +36,18 @@ Side = Literal["ours", "ours_minilm", "litellm"]
 SIDES: Final[tuple[Side, ...]] = ("ours", "ours_minilm", "litellm")
 CONNECTIONS: Final = (1, 4, 32, 256)
 
-# Targets: this share of LiteLLM's throughput, and this median at four connections.
+# The targets: at least this share of LiteLLM's throughput, and at most this median latency at four connections.
 SHARE: Final = 0.5
 P50_MS: Final = 100.0
 
 
 class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Extent of the measurement.
+    """The extent of the measurement.
 
     Attributes:
         seconds: Duration of each measurement.
-        rounds: Turns of each side.
-        connections: The loads of a turn, in order.
+        rounds: Number of turns of each side.
+        connections: The loads of a turn, as numbers of connections, in order.
         sides: The sides to measure.
     """
 
@@ -61,11 +61,11 @@ class ServerUnderLoad(msgspec.Struct, frozen=True):
     """A server under measurement.
 
     Attributes:
-        url: Base URL of its endpoint.
+        url: Base URL of the server's endpoint.
         model: Model name in requests.
-        groups: Process groups by name, whose CPU time is measured.
-        stored: Returns how many records of each kind the broker holds; empty for a server without one.
-        hops: Returns p50 and p95 of each hop of the latest queries, in ms; empty for a server without a broker.
+        groups: Process groups, by name, whose CPU time is measured.
+        stored: Returns how many records of each kind the broker holds; empty for a server without a broker.
+        hops: Returns the p50 and p95 of each hop of the latest queries, in ms; empty for a server without a broker.
     """
 
     url: str
@@ -87,8 +87,8 @@ def measure(
     Args:
         settings: Settings common to all turns.
         broker: A running broker.
-        plan: Extent of the measurement.
-        python: Python of LiteLLM's environment; None skips that side.
+        plan: The extent of the measurement.
+        python: The Python of LiteLLM's environment; None to skip that side.
         say: Called with a line for each measurement.
 
     Raises:
@@ -129,20 +129,22 @@ def measure(
 
 
 def one_by_one(settings: Settings, kind: Any, queries: int, folder: Path) -> dict[str, Any]:
-    """Return the latency apart from the models, one question at a time, on an idle system.
+    """Return the latency with and without the models' share, one question at a time, on an idle system.
 
-    The whole product runs as `up` starts it, models included. Questions are typed sums, each asked once, under `auto`.
+    The whole product runs as `up` starts it, including the models. The questions are sums, and each is asked once, with
+    the model `auto`.
 
     Args:
         settings: The system's settings.
-        kind: Which broker to start.
+        kind: The broker to start.
         queries: Number of questions.
         folder: Folder for the system's state and log.
 
     Returns:
-        By `first`, `median` and `last`, in seconds: `client_s`, from the client's sending to the answer's last byte;
-        the gateway's `total_s`; `models_s`, its `queue_s`, `generate_s` and `verify_s`; `rest_s`, client_s less
-        models_s. The medians are independent. `slowest_rest_s` is the overall maximum.
+        By `first`, `median` and `last`, in seconds: `client_s`, the time from sending the request to the last byte of
+        the answer; `total_s` as the gateway states it; `models_s`, the sum of the `queue_s`, `generate_s` and
+        `verify_s` that it states; and `rest_s`, which is client_s minus models_s. Each median is taken separately.
+        `slowest_rest_s` is the maximum of all questions.
 
     Raises:
         ServiceFailed: the system did not start.
@@ -165,7 +167,7 @@ def one_by_one(settings: Settings, kind: Any, queries: int, folder: Path) -> dic
 
 
 def wait_served(client: httpx.Client) -> None:
-    """Wait until every model has an executor that serves it."""
+    """Wait until every model is served by an executor."""
     while (models := client.get("/health/ready").json()["models"])["ready"] < models["of"]:
         time.sleep(0.1)
 
@@ -188,7 +190,7 @@ def _asked(client: httpx.Client, question: str) -> dict[str, float]:
 
 
 def summary(runs: Sequence[LoadFigures]) -> dict[str, Any]:
-    """Return the medians over the rounds, and each round's throughput."""
+    """Return the medians over the rounds, and the throughput of each round."""
     return {
         "requests_per_s": float(median(run.requests_per_s for run in runs)),
         "p50_ms": _median(run.p50_ms for run in runs),
@@ -203,7 +205,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def compared(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return each of our sides' share of LiteLLM's throughput, by connections, and whether the targets are met."""
+    """Return the gateway's share of LiteLLM's throughput, by side and connections, and whether the targets are met."""
     ours = [side for side in ("ours", "ours_minilm") if side in found]
     told: dict[str, Any] = {}
     for side in ours:
@@ -214,7 +216,7 @@ def compared(found: Mapping[str, Any]) -> dict[str, Any]:
                 if found["litellm"][c]["requests_per_s"]
             }
             shares = told[f"{side}_share"]
-            # Unknown if LiteLLM answered nothing under one of the loads.
+            # Unknown if LiteLLM answered no request under one of the loads.
             whole = len(shares) == len(found[side])
             told[f"{side}_share_reached"] = all(s >= SHARE for s in shares.values()) if whole else None
         if "4" in found[side]:
@@ -226,7 +228,7 @@ def compared(found: Mapping[str, Any]) -> dict[str, Any]:
 def _turn(
     served: ServerUnderLoad, plan: GatewayPlan
 ) -> tuple[dict[int, LoadFigures], dict[str, float], dict[str, dict[str, float]]]:
-    """Measure one server under every load; return the figures, CPU ms per request by process, and hops.
+    """Measure one server under every load. Return the figures, the CPU ms per request by process group, and the hops.
 
     The hops are those at one connection.
     """
@@ -297,14 +299,14 @@ def _ours(
 
 
 def _stored(settings: Settings, topics: Topics) -> dict[str, int]:
-    """Return how many queries, decisions and answers the broker has."""
+    """Return how many queries, decisions and answers the broker holds."""
     kinds = {"query": topics.query, "decision": topics.decision, "answer": topics.answer}
     with BlockingLog(settings) as log:
         return {kind: sum(log.end_offsets([topic]).values()) for kind, topic in kinds.items()}
 
 
 def _hops(settings: Settings, groups: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return p50 and p95 of each hop of the latest hundred queries, between append times on the broker, in ms."""
+    """Return the p50 and p95 of each hop of the latest hundred queries, in ms between append times on the broker."""
     answered = [one for one in read_timelines(settings, groups).by_id.values() if "answer" in one.at_ms]
     return latencies(sorted(answered, key=lambda one: one.at_ms["query"])[-100:])
 
@@ -313,7 +315,7 @@ def group_cpu_s(group: int) -> float:
     """Return the CPU seconds used by the live processes of a group (Linux)."""
     used_s = 0.0
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):  # the process has ended
             if os.getpgid(process.pid) == group:
                 used_s += sum(process.cpu_times()[:2])
     return used_s

@@ -1,19 +1,20 @@
-"""Effect of one hostile tenant of six, with every permission of the scope `ask`, on the five others.
+"""The effect of one hostile tenant of six, with every permission of the scope `ask`, on the five others.
 
 The product's own services and gateway run in memory, on a virtual clock, with a recorded engine made from
 `experiments/data/mixed.parquet`. Five honest tenants, whose keys teach, send rounds of forty questions each, which
-keep the deployment busy. The sixth starts before them and sends as many as the five together, with as many in flight as
-its key allows. The same honest questions, in the same order, are run alone, alone with other delays (decisions depend
-on what is known when they are made, so this measures chance), with an honest sixth tenant that sends as many questions,
-and with a hostile one of each kind.
+keep the deployment busy. The sixth tenant starts before them and sends as many questions as the five together, with as
+many in flight as its key allows. The same honest questions, in the same order, are run alone, alone with different
+delays (decisions depend on what is known when they are made, so this measures chance), with an honest sixth tenant that
+sends as many questions, and with a hostile sixth tenant of each kind.
 
-**The criterion.** Every figure is compared within a seed; over the seeds the mean has Student's 95 % interval. For
-accuracy, cost and regret all kinds share one spread: none should change what is learned, so all differ by chance alone.
-A bound is met if the whole interval lies within it. Accuracy, cost and waiting time are compared with the mean of the
-two runs of the honest five alone (1 point, 5 %, twice; a wait below 0.1 s counts as 0.1 s), decider time and bytes with
-the run with an honest sixth. Regret is measured against the cheapest single configuration that is right nearly as often
-as the best, in correctness minus a tenth of the cost relative to that configuration's: 1 point and 5 % of that cost
-make 1.5 points. Bytes on disk exclude the sixth's own questions, because a key may send 64 MiB per minute.
+**The criterion.** Every figure is compared within a seed; the mean over the seeds has Student's 95 % interval. For
+accuracy, cost and regret, all kinds share one spread, because no kind should change what is learned and all should
+differ only by chance. A bound is met if the interval does not exceed it. Accuracy, cost, regret and waiting time are
+compared with the mean of the two runs of the honest five alone (1 point, 5 %, 1.5 points and twice; a wait below 0.1 s
+counts as 0.1 s), and decider time and bytes with the run with an honest sixth tenant (twice). Regret is measured in
+correctness minus a tenth of the relative cost, against the cheapest single configuration that is right nearly as often
+as the best one, whose cost is the unit: 1 point and 5 % of that cost make 1.5 points. Bytes on disk exclude the sixth
+tenant's own questions, because a key may send 64 MiB per minute.
 """
 
 import asyncio
@@ -61,10 +62,10 @@ from streams.settings import Settings
 RECORDING: Final = Path("experiments/data/mixed.parquet")
 HONEST: Final = ("a", "b", "c", "d", "e")
 EACH: Final = 40
-"""Questions of each honest tenant per round; the sixth sends as many as all of them together."""
+"""Number of questions of each honest tenant per round; the sixth tenant sends as many as all of them together."""
 
 PLACES: Final = 30
-"""Queries in flight, whether five or six tenants are active; a round is larger, so that queries wait."""
+"""Maximum queries in flight, whether five or six tenants are active. A round is larger, so queries have to wait."""
 
 SIXTH: Final = "sixth"
 TEACHES: Final[tuple[Scope, ...]] = ("ask", "feedback", "read", "teach")
@@ -76,7 +77,7 @@ PRIORS: Final = ("shipped", "none")
 
 
 class Answered(NamedTuple):
-    """A question with an integer answer that is not in the prior."""
+    """A question that is not in the prior and that has an integer answer."""
 
     text: str
     reference: int
@@ -89,8 +90,8 @@ class Corpus(NamedTuple):
     Attributes:
         questions: All questions.
         paths: Outputs of the models.
-        usual: Correctness minus a tenth of the cost, in units of `unit`, of the configuration regret is relative to.
-        unit: Its mean cost.
+        usual: Correctness minus a tenth of the cost in units of `unit`, for the configuration that regret refers to.
+        unit: The mean cost of that configuration, in eFLOPs.
     """
 
     questions: list[Answered]
@@ -103,8 +104,8 @@ class Corpus(NamedTuple):
 def corpus() -> Corpus:
     """Return the live questions of a recording, and paths that reproduce its outcomes.
 
-    A search draws among the paths of its model by its seed: the path of a single sample is included four times, that of
-    four samples or beams twice, and those of sixteen and 64 once.
+    A search draws among the paths of its model by its seed. The path of a configuration with a single sample is
+    included four times, that of one with four samples or beams twice, and those of the others once.
     """
     table = load_recording(RECORDING)
     numbers = ((each.question_id, as_number(str(each.reference))) for each in questions_in(RECORDING))
@@ -132,7 +133,7 @@ def corpus() -> Corpus:
 
 
 def _paths(table: Outcomes, at: int, arm: int, known: Answered) -> Iterator[RecordedPath]:
-    """Yield the path that a configuration returned for a question, as often as it is included."""
+    """Yield the path that a configuration returned for a question, as many times as it is to be included."""
     of = table.arms[arm]
     cell = {name: float(table.extra[name][0, at, arm]) for name in ("depth", "tokens", "drafts")}
     depth, a_step = max(1, round(cell["depth"])), max(1, round(cell["tokens"] / max(cell["drafts"], 1.0)))
@@ -153,7 +154,7 @@ def _paths(table: Outcomes, at: int, arm: int, known: Answered) -> Iterator[Reco
 
 
 class _Mixture:
-    """The queries of one seed; those of the honest tenants are the same in every setting."""
+    """The queries of one seed. Those of the honest tenants are the same in every setting."""
 
     def __init__(self, seed: int, outcomes: int) -> None:
         asked = corpus().questions
@@ -180,14 +181,14 @@ def _graded(known: Answered) -> dict[str, Any]:
 
 
 def _false(at: int, traffic: _Mixture) -> dict[str, Any]:
-    """Set a false reference, or wait for false feedback."""
+    """Return a request with a false reference, or one that waits for false feedback."""
     known = traffic.sixth[at]
     uniscale = {"feedback_wait_s": 5.0} if at % 2 else {"reference": str(known.reference + 7)}
     return _body(known, uniscale=uniscale)
 
 
 def _huge(at: int, traffic: _Mixture) -> dict[str, Any]:
-    """Fill the largest context of the family, at the gateway's eight bytes per token."""
+    """Return a request that fills the family's largest context, at the gateway's eight bytes per token."""
     return _body(Answered(f"{at} {traffic.filler[at % len(traffic.filler)]}", 0, True))
 
 
@@ -201,14 +202,14 @@ KINDS: Final[dict[str, Callable[[int, _Mixture], dict[str, Any]]]] = {
         traffic.hard[at], uniscale={"mean_cost": 1e9 * (1.0 + at)}
     ),
 }
-"""Queries of a hostile tenant, by kind."""
+"""The requests of a hostile tenant, by kind of hostility."""
 
 ALONE: Final = ("alone", "alone, timed otherwise")
 BUSY: Final = ("an honest sixth",)
-"""Setting that hostile ones are compared with."""
+"""The settings with an honest sixth tenant, with which hostile settings are compared."""
 
 UNTAUGHT: Final = "hard questions, and no key teaches"
-"""The bounds do not apply: no honest key has the scope `teach`, so everyone's plain questions are learned from."""
+"""A setting to which the bounds do not apply: no key has the scope `teach`, so all plain questions are learned from."""
 
 
 def _sixth(setting: str, at: int, traffic: _Mixture) -> dict[str, Any]:
@@ -235,7 +236,7 @@ class _Remembered:
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return one unit row per text."""
         for text in texts:
-            # Text beyond the encoder's length does not affect the vector.
+            # Text beyond the encoder's maximum length does not affect the vector.
             if text[:8000] not in self._rows:
                 self._rows[text[:8000]] = self._inner.encode([text])
         rows = [self._rows[text[:8000]] for text in texts]
@@ -253,7 +254,7 @@ def _recording() -> Recording:
 
 
 class _Clock:
-    """CPU time of deciding and learning, and the decider."""
+    """The CPU seconds spent on deciding and learning, and the decider."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -262,7 +263,7 @@ class _Clock:
 
 @contextmanager
 def _watched(clock: _Clock) -> Iterator[None]:
-    """Time the decider's two functions; embed each text and read the recording only once for all runs."""
+    """Time the decider's two functions, and embed each text and read the recording only once for all runs."""
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Decider, *args: Any) -> Any:
@@ -292,21 +293,23 @@ def _watched(clock: _Clock) -> Iterator[None]:
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one setting, for the honest five unless stated otherwise.
+    """The results of one setting, for the five honest tenants unless stated otherwise.
 
     Attributes:
         setting: Behaviour of the sixth tenant.
-        prior, seed, outcomes: Initial state and traffic.
+        prior: Initial state of the learner: `shipped` or `none`.
+        seed: Seed of traffic and timing.
+        outcomes: Number of questions of the five honest tenants together.
         accuracy: Share of right answers.
-        cost: Mean eFLOPs.
-        regret: See the module.
+        cost: Mean cost of a query, in eFLOPs.
+        regret: Regret as defined in the module's docstring.
         wait_s: 95th percentile of the wait for admission.
-        decider_ms: CPU time of the decider per outcome, over all tenants.
-        resident: Bytes that services keep: rows, index and learner.
+        decider_ms: CPU time of the decider per query, over all tenants.
+        resident: Bytes of state that services keep: table rows, the gateway's index and the learner.
         disk: Bytes on all topics.
-        sent: Bytes of the sixth's queries.
-        refused: Requests of the sixth that the gateway refused.
-        taught: Outcomes of the sixth that were learned.
+        sent: Bytes of the sixth tenant's queries.
+        refused: Requests of the sixth tenant that the gateway refused.
+        taught: Number of the sixth tenant's outcomes that could be learned.
     """
 
     setting: str
@@ -335,10 +338,10 @@ class _Trial:
         self.cluster = Cluster(settings, {**SERVICES, "gateway": self._gateway()}, seed=timing)
         self.topics, self.broker = self.cluster.topics, self.cluster.broker
         self.keys: dict[str, str] = {}
-        self.tenants: dict[str, str] = {}  # by query
+        self.tenants: dict[str, str] = {}  # tenant by query id
         self.refused = 0
         self.ended: set[str] = set()
-        self.open: set[str] = set()  # of the sixth
+        self.open: set[str] = set()  # the sixth tenant's open queries
         self.asked_ms: dict[str, int] = {}
         self.admitted_ms: dict[str, int] = {}
         self.rewards: dict[str, Reward] = {}
@@ -376,7 +379,7 @@ class _Trial:
         self.open.discard(query_id)
 
     async def live(self) -> None:
-        """Send all queries in rounds; each starts when the previous one has its rewards."""
+        """Send all queries in rounds. A round starts when all queries of the previous round have their rewards."""
         await self.cluster.up()
         await self.cluster.start("gateway")
         teaches = TEACHES[:-1] if self.setting == UNTAUGHT else TEACHES
@@ -395,7 +398,7 @@ class _Trial:
             await self.cluster.until(self._settled, timeout_s=36_000.0)
 
     def _settled(self) -> bool:
-        """Return whether every query has its last reward. Raises the error of any worker that ended."""
+        """Return whether every query has its closing reward. If a worker has ended, raise its error."""
         if self.cluster.deaths:
             raise self.cluster.deaths[0]
         return self.ended >= set(self.tenants)
@@ -420,7 +423,7 @@ class _Trial:
             except ApiError:
                 self.refused += 1
                 if body == (plain := _body(self.traffic.hard[at])):
-                    await asyncio.sleep(1.0)  # it has reached its bytes per minute
+                    await asyncio.sleep(1.0)  # the key has reached its bytes per minute
                 body = plain
         if "feedback_wait_s" in body.get("uniscale", {}):
             who = self.gateway.gate.credential(self.keys[SIXTH])
@@ -438,7 +441,7 @@ class _Trial:
         return admitted.query_id
 
     def figures(self, clock: _Clock) -> dict[str, Any]:
-        """Return its fields of `Observed`."""
+        """Return the figures for `Observed`."""
         honest = [query_id for query_id, tenant in self.tenants.items() if tenant != SIXTH]
         correct = float(np.mean([self.rewards[each].correct or 0.0 for each in honest]))
         cost = float(np.mean([np.exp(self.rewards[each].log_cost or 0.0) for each in honest]))
@@ -470,12 +473,12 @@ def lived(setting: str, prior: str, seed: int, outcomes: int) -> Observed:
 
     Args:
         setting: Behaviour of the sixth tenant.
-        prior: `shipped`, or `none`.
+        prior: `shipped` or `none`.
         seed: Seed of traffic and timing.
-        outcomes: Questions of the honest five, and as many of the sixth.
+        outcomes: Number of questions of the five honest tenants together; the sixth tenant sends as many.
     """
     clock = _Clock()
-    logging.disable(logging.CRITICAL)  # of targets that cannot be met, and of workers that are closed
+    logging.disable(logging.CRITICAL)  # targets that cannot be met and closed workers log a lot
     with tempfile.TemporaryDirectory() as folder, _watched(clock):
         settings = Settings().replace(
             recorded="corpus",
@@ -501,11 +504,11 @@ def lived(setting: str, prior: str, seed: int, outcomes: int) -> Observed:
 
 
 class Bound(NamedTuple):
-    """A figure, and how far it may be from its baseline.
+    """A figure, and how much worse than its baseline it may be.
 
     Attributes:
         name: Name of the figure.
-        beside: The settings whose mean it is compared with.
+        beside: The settings whose mean is the baseline.
         most: Largest allowed difference or ratio.
         ratio: Whether a ratio is bounded.
     """
@@ -545,7 +548,7 @@ def _figure(of: Observed, name: str) -> float:
 
 
 def report(lives: Sequence[Observed]) -> list[dict[str, Any]]:
-    """Return, for each prior, setting and bound, the mean difference with its interval and whether it is met."""
+    """Return, for each prior, setting and bound, the mean difference, its interval and whether the bound is met."""
     of = {(each.prior, each.setting, each.seed): each for each in lives}
     seeds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for each in lives:
@@ -590,7 +593,7 @@ def report(lives: Sequence[Observed]) -> list[dict[str, Any]]:
 
 
 def _half(groups: Sequence[Sequence[float]], count: int) -> float:
-    """Return the half-width of Student's 95 % interval for a mean of `count` values, with the within-group spread."""
+    """Return the half-width of Student's 95 % interval for a mean of `count` values, from the spread within groups."""
     free = sum(len(values) - 1 for values in groups)
     if not free:
         return float("inf")  # single values have no known spread
@@ -601,7 +604,7 @@ def _half(groups: Sequence[Sequence[float]], count: int) -> float:
 
 
 def markdown(table: Sequence[Mapping[str, Any]]) -> str:
-    """Return the report as one table: a row for each setting, a column for each figure."""
+    """Return the report as one table, with a row for each prior and setting and a column for each figure."""
     names = [bound.name for bound in BOUNDS]
     rows: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for each in table:
@@ -633,13 +636,13 @@ def measure(
     out: Path,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Run every setting that is not in the journal yet; write the report, and return its rows.
+    """Run every setting that is not in the journal yet, write the report, and return its rows.
 
     Args:
-        settings: Behaviours of the sixth tenant; the baselines come first.
+        settings: Behaviours of the sixth tenant, which are run after the baselines.
         priors: Initial states of the learner.
         seeds: Seeds of traffic and timing.
-        outcomes: Questions of the honest five, and as many of the sixth.
+        outcomes: Number of questions of the five honest tenants together; the sixth tenant sends as many.
         out: Folder for `lives.jsonl` (the journal), `report.json` and `report.md`.
         say: Called with a line after each run.
     """

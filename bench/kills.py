@@ -1,8 +1,9 @@
-"""Recovery time after killing a service: from kill -9 to the closed reward of a query sent at that moment.
+"""Recovery time after a service is killed: from kill -9 to the closed reward of a query sent at that moment.
 
 The services are those of a whole deployment, under a supervisor that restarts them, and other queries keep coming at
-a steady rate. The services are killed in turn, each after it has lived for a minute: the supervisor restarts one that
-died young after a longer pause. While one recovers the others age, so a round takes little more than that minute.
+a steady rate. The services are killed in turn, each after it has lived for a minute, because the supervisor waits
+before it restarts a process that lived for less. While one service recovers, the others age, so a round takes little
+more than a minute.
 """
 
 import os
@@ -42,7 +43,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
         ready_s: Seconds from the kill until its successor was ready.
         seconds: Seconds from the kill until the reward of the query sent at that moment was closed.
         cpu_s: CPU seconds that the successor had used by then.
-        lived_s: How long the killed process had lived.
+        lived_s: Seconds that the killed process had lived.
     """
 
     service: str
@@ -62,17 +63,17 @@ def measure(
     services: Sequence[str] = (),
     lived_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the seconds of every recovery by service, with their medians and the worst.
+    """Return the seconds of every recovery by service, with the medians and the worst recoveries.
 
     Args:
-        settings: The deployment, with a running broker.
-        rounds: How often each service is killed.
-        rate: Other queries per second.
-        engines: Whether the catalogue's engines run; otherwise searches take five steps from a recording.
+        settings: The deployment's settings, with a running broker.
+        rounds: How many times each service is killed.
+        rate: Number of other queries per second.
+        engines: Whether the catalogue's engines run; if not, searches take five steps from a recording.
         say: Called with a line for each kill.
         services: The services to kill; empty for all of them.
-        lived_s: Minimum age of a service before it is killed, in seconds; None: long enough to be restarted without a
-            pause.
+        lived_s: Minimum age of a process before it is killed, in seconds; None for an age at which it is restarted
+            without a pause.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -124,14 +125,14 @@ def killed(
     say: Callable[[str], None],
     lived_s: float = _LIVED_S,
 ) -> Iterator[Kill]:
-    """Kill services in this order and yield how long each recovery took.
+    """Kill services in a given order and yield each recovery.
 
     Args:
         supervisor: The services' supervisor.
-        order: Services to kill, in order; may repeat.
+        order: The services to kill, in order; a service may appear more than once.
         recovered: Called right after each kill; returns when the deployment serves again.
         say: Called with a line for each kill.
-        lived_s: Minimum age of a service before it is killed, in seconds.
+        lived_s: Minimum age of a process before it is killed, in seconds.
 
     Raises:
         ServiceFailed: a service does not recover.
@@ -158,7 +159,7 @@ def killed(
 
 
 def figures(kills: Sequence[Kill]) -> dict[str, Any]:
-    """Return the report on recoveries: per service, and overall."""
+    """Return the report on recoveries, by service and overall."""
     by_service: dict[str, list[Kill]] = {}
     for kill in kills:
         by_service.setdefault(kill.service, []).append(kill)
@@ -186,7 +187,7 @@ def _spread(kills: Sequence[Kill]) -> dict[str, float]:
 
 
 class _Noted:
-    """Record when a service's next process is ready, while waiting for something else."""
+    """Notes when a service's next process is ready, while the caller waits for something else."""
 
     def __init__(self, service: Service, began_s: float) -> None:
         self._ready_s = 0.0
@@ -213,10 +214,10 @@ class Rewards:
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def wait(self, query_ids: Sequence[str]) -> None:
-        """Wait until these have a closed reward.
+        """Wait until these queries have a closed reward.
 
         Raises:
-            BenchFailed: one has none after five minutes.
+            BenchFailed: a query has no closed reward after five minutes.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._closed.issuperset(query_ids), _PATIENCE_S):
@@ -256,7 +257,7 @@ def _rewarded(client: Client, rewards: Rewards, query: Query) -> None:
 
 @contextmanager
 def _others(client: Client, rewards: Rewards, queries: Iterator[Query], rate: float) -> Iterator[None]:
-    """Send queries at a steady rate regardless of earlier ones; at the end, wait for all their rewards."""
+    """Send queries at a steady rate, whether or not earlier ones have ended; at the end, wait for all their rewards."""
     ended = threading.Event()
     sent: list[str] = []
 

@@ -1,7 +1,7 @@
-"""Latency of live queries by component: the paper's latency table, compared with the lab's.
+"""The latency of live queries by component: the paper's latency table for them, beside the lab's.
 
-The lab runs one query after another in one process, on its own recording (`docs/results`). Live, each Answer contains
-the same components; in addition there are admission and the transport between services.
+The lab runs one query after another in one process, on its own recording (`docs/results`). Each live Answer has the
+same components, and in addition admission and the transport between services.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,20 +36,21 @@ _NAMES: Final = {
     "transit_s": "transit",
     "control_s": "rest_of_search",
 }
-"""Row names by component of `Spent`; the same as in `experiments.rerun.latency_table` where both exist."""
+"""Row names by component of `Spent`. Rows that `experiments.rerun.latency_table` also has are named as there."""
 
 
 def ask(settings: Settings, queries: int, folder: Path, say: Callable[[str], None]) -> list[Timeline]:
     """Return the timelines of questions answered one after another by a separate deployment.
 
     Args:
-        settings: The deployment, with a running broker; its catalogue's engines answer.
+        settings: The deployment's settings, with a running broker. The catalogue's engines answer.
         queries: How many of the demo's questions to send.
         folder: Folder for the deployment's state and log.
         say: Called with progress messages.
 
     Raises:
         ServiceFailed: a service did not become ready.
+        BenchFailed: there are not enough questions.
         NoAnswer: a question was not answered.
     """
     asked = thirds(list(read_questions(QUESTIONS)), queries, settings.policy.seed)
@@ -76,7 +77,7 @@ def latest(settings: Settings, queries: int) -> list[Timeline]:
 
 
 def _answered(timelines: Timelines) -> list[Timeline]:
-    """Return the queries that a search answered."""
+    """Return the timelines of the queries that a search answered."""
     return [
         each
         for each in timelines.by_id.values()
@@ -85,7 +86,7 @@ def _answered(timelines: Timelines) -> list[Timeline]:
 
 
 def table(timelines: Sequence[Timeline]) -> dict[str, dict[str, float]]:
-    """Return seconds and percent of each component, of the remainder (`between_services`), and in total.
+    """Return the seconds and percent of each component, of the remainder (`between_services`), and of the total.
 
     Raises:
         BenchFailed: there is no query.
@@ -109,7 +110,7 @@ def table(timelines: Sequence[Timeline]) -> dict[str, dict[str, float]]:
 
 
 def beside_lab(timelines: Sequence[Timeline], tables: Path = TABLES) -> dict[str, Any]:
-    """Return the table of live queries and the lab's, with the number of queries in each."""
+    """Return the tables of the live queries and of the lab, each with its number of queries."""
     lab = orjson.loads(tables.read_bytes())
     rounds = lab["latency_run"]["rounds"]
     return {
@@ -119,7 +120,7 @@ def beside_lab(timelines: Sequence[Timeline], tables: Path = TABLES) -> dict[str
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """Return both tables as lines of text: milliseconds per query, and percent."""
+    """Return both tables as lines of text, in milliseconds per query and percent."""
     live, lab = found["live"], found["lab"]
     lines = [
         f"{'':16}  {'live, ms a query':>16} {'%':>6}  {'lab, ms a query':>16} {'%':>6}",

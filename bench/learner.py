@@ -1,9 +1,9 @@
 """Benchmarks of the learner: decide, update, batches, recovery, memory, scaling, and public libraries for comparison.
 
-Every row runs in its own process, one after another. The learner's rows use one BLAS thread, as in the decider: its
-products are small, and on a busy machine a second thread waits for the first. The naive form and the peers get all
-cores. Each peer runs its closest equivalent of LinUCB with one θ over [s_q; s_a]; `could_not_express` says where it
-differs.
+Every row (a kind of measurement) runs in its own process, one after another. The learner's rows use one BLAS thread, as
+in the decider, because its products are small and on a busy machine a second thread waits for the first. The naive form
+and the peers get all cores. Each peer runs its closest equivalent of LinUCB with one θ over [s_q; s_a];
+`could_not_express` says where it differs.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ OBJECTIVE = Objective(correct=0.1, score=0.1, cost=0.8, log_cost_min=26.0, log_c
 
 @dataclass(frozen=True)
 class Stream:
-    """Unit vectors without structure: the action embeddings span min(|A|, d/2) dimensions, the worst case.
+    """Unit vectors without structure. The action embeddings span min(|A|, d/2) dimensions, which is the worst case.
 
     Attributes:
         half: Length of s_q and of s_a; d is twice that.
         actions: |A|.
+        seed: Seed of the vectors and the outcomes.
     """
 
     half: int
@@ -52,7 +53,7 @@ class Stream:
     seed: int = 3
 
     def action_vectors(self) -> list[ActionVector]:
-        """Return the actions; they share a direction, as real descriptions do."""
+        """Return the actions, whose embeddings share a direction, as those of real descriptions do."""
         rng = np.random.default_rng(self.seed)
         rows = rng.normal(size=(self.actions, self.half)) + 2.0 * rng.normal(size=self.half)
         rows = _unit(rows).astype(np.float32).astype(np.float64)
@@ -63,7 +64,7 @@ class Stream:
         return np.array([a.embedding for a in self.action_vectors()])
 
     def contexts(self, count: int, start: int = 0) -> Iterator[Context]:
-        """Yield queries; the i-th is the same for every row."""
+        """Yield queries. The i-th query is the same in every row."""
         for i in range(start, start + count):
             row = np.random.default_rng((self.seed, i)).normal(size=self.half)
             yield Context(f"q{i}", _unit(row).astype(np.float32).astype(np.float64))
@@ -91,7 +92,7 @@ def _unit(rows: Matrix) -> Matrix:
 
 @contextmanager
 def _clocked(taken: list[float]) -> Iterator[None]:
-    """Add to a list the seconds that a block takes."""
+    """Append the seconds that a block takes to a list."""
     begun = time.perf_counter()
     yield
     taken.append(time.perf_counter() - begun)
@@ -108,7 +109,7 @@ def timed(decide: Sequence[float], update: Sequence[float]) -> dict[str, float]:
 
 
 def mabwiser(stream: Stream, rounds: int) -> dict[str, Any]:
-    """Time MABWiser: the expectation of one arm on 168 joint rows is LinUCB with a shared θ."""
+    """Time MABWiser, in which the expectation of a single arm on 168 joint vectors is LinUCB with a shared θ."""
     warnings.simplefilter("ignore")
     lib = importlib.import_module("mabwiser.mab")
     mab = lib.MAB([0], lib.LearningPolicy.LinUCB(alpha=1.0, l2_lambda=1.0))
@@ -130,7 +131,7 @@ def mabwiser(stream: Stream, rounds: int) -> dict[str, Any]:
 
 
 def vowpal_wabbit(stream: Stream, rounds: int) -> dict[str, Any]:
-    """Time VowpalWabbit: cb_explore_adf with SquareCB over dense features of query and action."""
+    """Time VowpalWabbit, with cb_explore_adf and SquareCB over dense features of query and action."""
     vw = importlib.import_module("vowpalwabbit")
     workspace = vw.Workspace("--cb_explore_adf --squarecb --cb_type mtr --quiet -b 18")
     blocks = ["|a " + _dense(row) for row in stream.matrix()]
@@ -158,7 +159,7 @@ def vowpal_wabbit(stream: Stream, rounds: int) -> dict[str, Any]:
 
 
 def river(stream: Stream, rounds: int) -> dict[str, Any]:
-    """Time river: one BayesianLinearRegression over the joint vector, its predictive deviation as width."""
+    """Time river, with one BayesianLinearRegression over the joint vector and its predictive deviation as the width."""
     linear = importlib.import_module("river.linear_model")
     model = linear.BayesianLinearRegression(alpha=1.0, beta=1.0)
     actions = stream.matrix()
@@ -170,7 +171,7 @@ def river(stream: Stream, rounds: int) -> dict[str, Any]:
         o = stream.outcome(context, "m0/0/1/1")
         with _clocked(update):
             model.learn_one(joint[0], OBJECTIVE.reward(o.entered, o.score, o.log_cost))
-    # Time one action and multiply by |A|: a whole decision takes minutes.
+    # Only one action is timed and the time multiplied by |A|, because a whole decision takes minutes.
     return _peer("river", [each * len(actions) for each in decide], update) | {
         "extrapolated": "decide_ms is one action's prediction times |A|",
         "could_not_express": "a shared θ in its LinUCB (its arms are disjoint); delayed or corrected rewards; "
@@ -199,7 +200,7 @@ def _dense(row: Any) -> str:
 
 
 WARM = 200
-"""Rows learned before timing: enough to warm every code path and cache, including a flush."""
+"""Number of outcomes learned before timing, which is enough to warm every code path and cache, including a flush."""
 
 
 def policy(stream: Stream) -> LinUCB:
@@ -224,7 +225,7 @@ def single(stream: Stream, rounds: int) -> dict[str, float]:
 
 
 def naive(stream: Stream, rounds: int) -> dict[str, float]:
-    """Time the paper's formulas in plain numpy: ((X @ Ainv) * X).sum(1) and np.outer."""
+    """Time the paper's formulas in plain NumPy: ((X @ Ainv) * X).sum(1) and np.outer."""
     actions, half = stream.matrix(), stream.half
     d = 2 * half
     inverse, b = np.eye(d), np.zeros(d)
@@ -263,7 +264,7 @@ def batch(stream: Stream, rounds: int) -> dict[str, float]:
 
 
 def fold(stream: Stream, rows: int) -> dict[str, float]:
-    """Recover a decider from encoded rows, and measure the memory of the process that holds them."""
+    """Recover a decider from encoded rows, and measure the time and the memory of the process that holds the rows."""
     table = dict(log(stream, rows))
     decider = Decider(LinUCB(FeatureMap(FeatureSettings(stream.half, stream.half))))
     begun = time.perf_counter()
@@ -280,7 +281,7 @@ def fold(stream: Stream, rows: int) -> dict[str, float]:
 
 
 def log(stream: Stream, rows: int) -> list[tuple[bytes, bytes]]:
-    """Return a decider's table of rewarded rows, with Decisions of realistic size."""
+    """Return the table of a decider, with rewarded rows whose Decisions have a realistic size."""
     made: list[tuple[bytes, bytes]] = []
     for position, a in enumerate(stream.action_vectors()):
         vector = a.embedding.astype("<f4").tobytes()
@@ -339,12 +340,12 @@ PEER_ROUNDS: Final = {"mabwiser": 12, "vowpalwabbit": 40, "river": 200}
 
 
 def run(out: Path, *, rounds: int = 400, smoke: bool = False) -> int:
-    """Measure everything and write the JSON; return the process's exit status.
+    """Measure everything and write JSON; return the process's exit status.
 
     Args:
-        out: The file.
-        rounds: Timed rounds of each row.
-        smoke: Tiny sizes, and only one where several are compared: to check that every row runs.
+        out: The file to write.
+        rounds: Number of timed rounds of each row.
+        smoke: Whether to use tiny sizes, and only one where several are compared, to check that every row runs.
     """
     shrink = 16 if smoke else 1
     rounds = 4 if smoke else rounds
@@ -371,7 +372,7 @@ def run(out: Path, *, rounds: int = 400, smoke: bool = False) -> int:
 
 
 def everything(half: int, rounds: int, recovered: int) -> dict[str, Any]:
-    """Return all figures for one dimension."""
+    """Return all figures for one dimension of embeddings."""
     found = _row("single", half, ACTIONS, rounds, threads=1)
     found |= _row("naive", half, ACTIONS, max(4, rounds // 10))
     found |= _row("batch", half, ACTIONS, 640 if rounds > 100 else 128, threads=1)
@@ -382,7 +383,7 @@ def everything(half: int, rounds: int, recovered: int) -> dict[str, Any]:
 
 
 def recovery(half: int, rows: int) -> dict[str, Any]:
-    """Return the time of a recovery from a broker without a snapshot, which `closed` measures in its own process."""
+    """Return the time of a recovery from a broker without a snapshot, as `bench closed` measures it."""
     command = f"{sys.executable} -m bench closed {rows} --lived {rows} --half {half}".split()
     environ = {**os.environ, "UNISCALE_SNAPSHOT_EVERY": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
@@ -407,7 +408,11 @@ def machine() -> dict[str, Any]:
 
 
 def _row(name: str, half: int, actions: int, rounds: int, threads: int | None = None) -> dict[str, Any]:
-    """Run one row in its own process; a row that fails reports why instead of its figures."""
+    """Run one row in its own process. A peer's row that fails returns the reason instead of figures.
+
+    Raises:
+        RuntimeError: a row of the learner's failed.
+    """
     wanted = str(threads or os.cpu_count() or 1)
     environment = {**os.environ, "OMP_NUM_THREADS": wanted, "OPENBLAS_NUM_THREADS": wanted}
     asked = json.dumps({"half": half, "actions": actions, "rounds": rounds})
@@ -428,7 +433,7 @@ def row(name: str, asked: str) -> dict[str, Any]:
 
     Args:
         name: One of `ROWS`.
-        asked: JSON: half, actions and rounds.
+        asked: The sizes `half`, `actions` and `rounds`, as JSON.
     """
     sizes = json.loads(asked)
     return ROWS[name](Stream(sizes["half"], sizes["actions"]), sizes["rounds"])

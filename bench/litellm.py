@@ -1,4 +1,4 @@
-"""LiteLLM's proxy with mock answers, for comparison with the gateway."""
+"""Runs LiteLLM's proxy with mock answers, for comparison with the gateway."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,28 +17,28 @@ model_list:
     litellm_params: {{model: openai/{model}, api_key: none, mock_response: "{answer}"}}
 litellm_settings: {{telemetry: false}}
 """
-# As long as the recorded answer on the gateway's side.
+# As long as the gateway's recorded answer.
 _ANSWER: Final = "Step 1 of the answer: " + "so there are more of them. " * 3
 MOCK: Final = _CONFIG.format(model=MODEL, answer=_ANSWER)
 
 
 def version(python: Path) -> str:
-    """Return the version of LiteLLM in its environment."""
+    """Return the version of LiteLLM in the environment of this Python."""
     words = "from importlib.metadata import version; print(version('litellm'))"
     return peers.run([str(python), "-c", words]).strip()
 
 
 @contextlib.contextmanager
 def running(python: Path, folder: Path, config: str = MOCK) -> Iterator[tuple[str, int]]:
-    """Run the proxy; yield the base URL of its endpoint and the process group.
+    """Run the proxy; yield the base URL of its endpoint, and its process group.
 
     Args:
-        python: Python of its environment.
-        folder: Folder for its configuration and log.
-        config: Its configuration; modules that it names may lie in the folder.
+        python: The Python of LiteLLM's environment.
+        folder: Folder for the proxy's configuration and log.
+        config: The proxy's configuration; modules that it names may be in the folder.
 
     Raises:
-        BenchFailed: it did not start; the message ends with its log.
+        BenchFailed: the proxy did not start; the message ends with its log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, port = folder / "litellm.yaml", free_port()
@@ -47,9 +47,9 @@ def running(python: Path, folder: Path, config: str = MOCK) -> Iterator[tuple[st
     environ = {
         "LITELLM_MODE": "PRODUCTION",
         "LITELLM_LOG": "ERROR",
-        # Neither side requires keys, and both listen on this machine only.
+        # Neither side requires keys, and both listen only on this machine.
         "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it is fetched from the internet
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise the map is fetched from the internet
     }
     ready = f"http://127.0.0.1:{port}/health/liveliness"
     with peers.serving(argv, ready, folder / "litellm.log", environ) as process:

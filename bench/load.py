@@ -1,7 +1,7 @@
-"""Closed-loop load on a chat completions endpoint, in a separate process.
+"""Closed-loop load on a chat completions endpoint, from a separate process.
 
-Each of N connections sends the next request when the previous one is answered. The same client measures the
-gateway and its peers, and prints one line of JSON:
+Each of N connections sends its next request when the previous one is answered. The same client measures the gateway and
+its peers, and prints one line of JSON:
 
     python -m bench.load URL --model NAME --connections 4 --seconds 6
 """
@@ -28,11 +28,11 @@ class ChatLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement.
 
     Attributes:
-        url: The endpoint's base, for instance `http://127.0.0.1:8080/v1`.
+        url: Base URL of the endpoint, for instance `http://127.0.0.1:8080/v1`.
         model: Model name in requests.
-        connections: How many requests are in flight at any time.
+        connections: Number of requests in flight at any time.
         seconds: Duration of the measurement.
-        warm_s: Duration of the same load before that, unmeasured.
+        warm_s: Duration of the same load before the measurement.
     """
 
     url: str
@@ -43,15 +43,15 @@ class ChatLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadFigures(msgspec.Struct, frozen=True):
-    """Results of one measurement.
+    """The results of one measurement.
 
     Attributes:
-        requests: Answers within the measured time.
-        requests_per_s: The same per second.
-        p50_ms: Median latency, from the request's first byte to the answer's last; None without any answer.
-        p99_ms: 99th percentile.
-        sent: All requests answered, including unmeasured ones.
-        errors: Counts of responses that were not completions.
+        requests: Number of requests answered within the measured time.
+        requests_per_s: Number of requests answered per second within the measured time.
+        p50_ms: Median latency from the start of a request to the end of its answer; None if there was no answer.
+        p99_ms: 99th percentile of the latency.
+        sent: Number of all requests, including those outside the measured time.
+        errors: Number of failed requests, by error.
     """
 
     requests: int
@@ -86,7 +86,7 @@ async def measure(load: ChatLoad) -> LoadFigures:
         connector=connector, timeout=timeout, headers={"authorization": "Bearer none"}
     ) as session:
         await asyncio.gather(*(connection(session) for _ in range(load.connections)))
-    # Requests in flight at the end finish unmeasured: dropping them would cancel searches.
+    # Requests in flight at the end finish unmeasured, because dropping them would cancel searches.
     latencies = [latency for at, latency in ended if begin <= at < end]
     return LoadFigures(
         requests=len(latencies),
@@ -103,7 +103,7 @@ def _percentile(latencies_s: Sequence[float], percent: float) -> float | None:
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> str:
-    """Send one request; return what is wrong with the answer, or an empty string."""
+    """Send one request. Return what is wrong with the answer, or an empty string if nothing is."""
     try:
         async with session.post(
             url, data=json.dumps(body), headers={"content-type": "application/json"}
@@ -117,7 +117,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure and print."""
+    """Run the measurement given on the command line and print the results."""
     parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--model", required=True)

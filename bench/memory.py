@@ -1,13 +1,13 @@
 """Memory of a whole deployment: broker, services and engines on this machine, while questions are answered.
 
-The measure is the proportional set size (Linux): a page shared by several processes counts once in total. It is read
-twice a second from before the services start until the last Answer; the figure of a process is its peak, the total is
-the peak sum at one moment.
+The measure is the proportional set size (Linux), in which a page that several processes share counts once in total. It
+is read twice a second, from before the services are ready until the last Answer. The figure for a process is its peak,
+and the total is the peak of the sum at one moment.
 
     python -m bench memory --queries 60
     python -m bench memory --large 10000                    # then 10,000 requests of a megabyte each, over HTTP
-    python -m bench memory --large 200 --bytes 100000       # that the mini family's contexts can hold
-    python -m bench memory --large 200 --bytes 100000 --ceiling 50    # with 50 MB more than when they were ready
+    python -m bench memory --large 200 --bytes 100000       # requests that the mini family's contexts can hold
+    python -m bench memory --large 200 --bytes 100000 --ceiling 50    # each service gets 50 MB more than when ready
     python -m bench memory --open 100000                    # open rows, in the decider alone (`open_rows`)
 """
 
@@ -35,7 +35,7 @@ _EVERY_S = 0.5
 
 
 class Heights:
-    """Peak memory of named processes with their children, and of all together at one moment."""
+    """The peak memory of named processes with their children, and of all together at one moment, in MB."""
 
     def __init__(self, pids: Callable[[], dict[str, int]]) -> None:
         self._pids = pids
@@ -56,7 +56,7 @@ class Heights:
 
 
 def pss_mb(pids: Iterable[int]) -> float:
-    """Return the proportional set size of processes in MB; ended ones count 0."""
+    """Return the proportional set size of processes in MB; processes that have ended count as 0."""
     kib = 0
     for pid in pids:
         try:
@@ -82,7 +82,7 @@ def limit(pids: Iterable[int], mb: int) -> None:
 
 
 def flood(url: str, requests: int, size: int, in_flight: int) -> dict[str, int]:
-    """Send questions of `size` bytes over HTTP; return the number of responses by status."""
+    """Send questions of `size` bytes over HTTP, and return the number of responses by status."""
     counted: Counter[str] = Counter()
     left = iter(range(requests))
     with httpx.Client(base_url=url, timeout=600.0, trust_env=False) as client:
@@ -112,16 +112,17 @@ def measure(
     """Return the peak memory in MB of each process and of all together, in a deployment like the demo's.
 
     Args:
-        settings: The deployment.
+        settings: The deployment's settings.
         queries: How many of the demo's questions to send.
-        in_flight: How many at once.
+        in_flight: How many queries or requests to have in flight.
         broker: `embedded`, `kafka` or `auto`.
-        large: Requests over HTTP after that.
-        size: Bytes of each question.
-        ceiling: MB that each service may use beyond its size when ready, until it is restarted.
+        large: Number of large requests to send over HTTP after that.
+        size: Bytes of the question in each large request.
+        ceiling: MB that each service may use beyond its size when it became ready, until it is restarted.
 
     Raises:
-        BrokerError, ServiceFailed: the deployment does not start.
+        BrokerError: the broker does not start.
+        ServiceFailed: a service does not become ready.
     """
     with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
         settings = settings.replace(

@@ -1,8 +1,8 @@
-"""Cost of open rows in the decider: bytes of memory and file for each, and bytes in snapshots.
+"""The cost of open rows in the decider: the bytes of memory and file that each takes, and their bytes in snapshots.
 
-Rows are written by the decider's own code (`LearnerLog` on a `Table` with its file, `PendingDecisions`), as they are
-while their reward waits for feedback: one Decision of the deployment's policy, under many ids. Data for the broker is
-counted and discarded. Memory is the growth of the resident set after the first thousand rows.
+The decider's own code (`LearnerLog` on a `Table` with its file, and `PendingDecisions`) writes the rows in their state
+while rewards wait for feedback. All rows have the same Decision of the deployment's policy, under different ids. Data
+for the broker is counted and discarded. Memory is the growth of the resident set after the first thousand rows.
 
     python -m bench memory --open 100000
 """
@@ -40,11 +40,11 @@ _BATCH = 64
 
 
 class _Table(Table):
-    reading = 1  # of an empty log
+    reading = 1  # the number of a recovery from an empty log
 
 
 class _Runtime:
-    """Implements what `LearnerLog` needs of a runtime; keeps only the sizes of writes."""
+    """Implements what `LearnerLog` needs from a runtime, but keeps only the sizes of writes."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.topics, self.service = settings, Topics(settings), "decider"
@@ -151,4 +151,4 @@ def _resident() -> int:
 
 
 async def _recovered() -> None:
-    """Never called: the log is only written here."""
+    """Never called, because the log is only written here."""

@@ -1,6 +1,6 @@
-"""Servers of others' making, as processes of this machine.
+"""Other projects' servers, run as processes on this machine for comparison.
 
-Each is installed by hash into an environment of its own, because its requirements conflict with the product's.
+Each server is installed by hash into an environment of its own, because its requirements conflict with the product's.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ _START_S: Final = 240.0
 
 
 class PeerMissing(BenchFailed):
-    """A peer cannot be installed here; the message ends with pip's output."""
+    """A peer cannot be installed on this machine. The message ends with pip's output."""
 
 
 def install(folder: Path, pins: Path) -> Path:
-    """Return the Python of a peer's environment, created or updated when its pins have changed.
+    """Return the Python of a peer's environment, which is created, or updated if the pins have changed.
 
     Raises:
         PeerMissing: pip cannot install the pinned packages.
@@ -45,16 +45,16 @@ def install(folder: Path, pins: Path) -> Path:
 def serving(
     argv: Sequence[str], ready: str, log: Path, environ: Mapping[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a server in a process group of its own, from the moment in which it is ready.
+    """Run a server in a process group of its own. The block starts when the server is ready.
 
     Args:
-        argv: Its command.
-        ready: Address that answers with 200 once it is ready.
-        log: File for its output.
-        environ: Variables beside this process's own.
+        argv: The server's command.
+        ready: Address that answers with 200 once the server is ready.
+        log: File for the server's output.
+        environ: Environment variables in addition to this process's own.
 
     Raises:
-        BenchFailed: it did not start; the message ends with its log.
+        BenchFailed: the server did not start; the message ends with its log.
     """
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -93,10 +93,10 @@ def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
 
 
 def run(argv: list[str]) -> str:
-    """Return what a command prints.
+    """Run a command and return its output.
 
     Raises:
-        PeerMissing: it failed.
+        PeerMissing: the command failed.
     """
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:

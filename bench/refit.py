@@ -1,8 +1,8 @@
 """Processor time of the contextual policy's refits, with and without categories of requests.
 
-A policy without a prior learns outcomes of hosted models, one row a question, until its last refit. Questions are
-random and every category shifts each model's accuracy. The figures are processor time of one thread, the least of some
-runs: other processes on the machine lengthen it, none shortens it.
+A policy without a prior learns outcomes of hosted models, one row per question, until its last refit. Questions are
+random, and every category shifts each model's accuracy. The figures are the processor time of one thread, and the
+minimum over several runs, because other processes on the machine can only lengthen it.
 
     python -m bench refit --values 25
     python -m bench refit --values 25 --repeated 50     # every 50th question was asked before, of another model
@@ -25,14 +25,14 @@ _PLAIN = Objective(correct=1.0, score=0.0, cost=0.0, log_cost_min=0.0, log_cost_
 
 
 def measure(models: int, values: int, repeated: int, outcomes: int, runs: int) -> dict[str, Any]:
-    """Return the seconds of each refit by its number of outcomes, and the columns and the categories of the last.
+    """Return the seconds of each refit, by number of outcomes, and the columns and categories at the end.
 
     Args:
-        models: How many there are, one configuration each.
-        values: How many categories there are; a request has one of them.
-        repeated: Every how many questions one was asked before; 0 for never.
-        outcomes: Learned in all.
-        runs: How often everything is repeated.
+        models: Number of models, with one configuration each.
+        values: Number of categories, of which each request has one; 0 for requests without categories.
+        repeated: Every `repeated`-th question was asked before; 0 for no repetitions.
+        outcomes: Number of outcomes learned in all.
+        runs: How many times everything is repeated.
     """
     with threadpool_limits(1):
         found = [_run(models, values, repeated, outcomes) for _ in range(runs)]

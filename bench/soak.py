@@ -1,21 +1,21 @@
-"""A deployment under steady load for hours: do memory, descriptors or loop lag grow, and is the log complete?
+"""Runs a deployment under steady load for hours, to see if memory, descriptors or loop lag grow or records are lost.
 
-A soak runs every service including the gateway, with a recorded engine and otherwise default settings, sends requests
-over HTTP at a steady rate, and every ten seconds appends one JSON line per process to a file. The report pools the
-soaks of several files:
+A soak runs every service, including the gateway, with a recorded engine and otherwise default settings. It sends
+requests over HTTP at a steady rate, and every ten seconds appends one JSON line per process to a file. The report pools
+the soaks of several files:
 
     python -m bench soak out/soak/1.jsonl --minutes 100                   # about half a core with Apache Kafka
     python -m bench soak --report out/soak/1.jsonl out/soak/2.jsonl       # exits with 1 if something grows, or is lost
 
-**The criterion**, written down before the first soak. Samples of the first 20 minutes are ignored: by then every
-bounded store is full (`gateway_recent` 2,000, `snapshot_every` 1,000, ten queries a second). The rest of a soak is
-divided into blocks of ten minutes, each represented by the median of its samples. Least squares fits a common slope,
-with a separate intercept per soak, to the medians. These are nearly independent (the report prints the correlation of
-adjacent blocks), so the slope's interval is Student's, at 95 % for all services and measures together (Bonferroni). Its
-upper end must not exceed `MOST_AN_HOUR` plus the documented growth (`GROWS`).
+**The criterion** was written down before the first soak. Samples from the first 20 minutes are ignored, because only
+then is every bounded store full (`gateway_recent` 2,000, `snapshot_every` 1,000, ten queries a second). The rest of a
+soak is divided into blocks of ten minutes, each represented by the median of its samples. Least squares fits a common
+slope, with a separate intercept per soak, to the medians. These are nearly independent (the report prints the
+correlation of adjacent blocks), so the slope's interval is Student's, at 95 % for all services and measures together
+(Bonferroni). Its upper end must not exceed `MOST_AN_HOUR` plus the documented growth (`GROWS`).
 
-Loop lag is how late a callback runs, minus the lateness of an idle thread at the same time, which is caused by other
-work on the machine.
+Loop lag is how late a callback runs, minus how late an idle thread wakes up at the same time, because that is due to
+other work on the machine.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ MOST_AN_HOUR: Final = {"memory_mb": 1.0, "descriptors": 1.0, "loop_lag_ms": 1.0}
 """Allowed growth of each measure per hour, beyond `GROWS`."""
 
 GROWS: Final[Mapping[tuple[str, str], float]] = {
-    # The ids of ended queries: a dictionary until there are 65,536, and an array of 16 bytes each from then on.
+    # The ids of ended queries are in a dictionary until there are 65,536, and then in an array of 16 bytes each.
     ("decider", "memory_mb"): 160e-6,
     # The hashes of closed queries, until there are 200,000.
     ("aggregator", "memory_mb"): 100e-6,
@@ -69,19 +69,19 @@ _ASK_S: Final = 120.0
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One process at one moment.
+    """A sample of one process at one moment.
 
     Attributes:
         run: The soak's name.
         at_s: Seconds since the load started.
-        service: The process.
-        memory_mb: Its resident memory.
-        pss_mb: Its proportional set size.
-        descriptors: Open descriptors.
-        loop_lag_ms: Mean lag of its event loop since the last sample, less that of an idle thread; None for the broker.
-        cpu_s: CPU seconds so far.
-        queries: Queries answered so far.
-        restarts: Number of restarts.
+        service: Name of the service, or `broker`.
+        memory_mb: Resident memory of the process.
+        pss_mb: Proportional set size of the process.
+        descriptors: Number of open descriptors.
+        loop_lag_ms: Mean lag of the event loop since the last sample minus that of an idle thread; None for the broker.
+        cpu_s: CPU seconds used so far.
+        queries: Number of requests that have ended so far.
+        restarts: Number of restarts of the service so far.
     """
 
     run: str
@@ -110,11 +110,11 @@ def soak(
     """Run one soak, append its samples to a file as they are taken, and return the outcome of its queries.
 
     Args:
-        settings: Base settings; limits and ports are set here.
+        settings: Base settings, in which limits and ports are replaced.
         broker: A running broker; only the soak's own topics are used.
-        minutes: Duration of the load.
-        rate: Queries per second, regardless of earlier ones.
-        out: A file of JSON lines, which is appended to.
+        minutes: Duration of the load, in minutes.
+        rate: Queries per second, whether or not earlier ones have been answered.
+        out: A file of JSON lines, to which samples are appended.
         say: Called with a line once a minute.
 
     Raises:
@@ -163,7 +163,7 @@ async def _asked(
     loop = asyncio.get_running_loop()
     begun = loop.time()
     timeout = aiohttp.ClientTimeout(total=_ASK_S)
-    # One connection per request: the number of open ones then does not depend on client pooling.
+    # One connection per request, so that the number of open connections does not depend on the client's pooling.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
@@ -201,7 +201,7 @@ async def _asked(
 
 
 def _request(number: int) -> dict[str, Any]:
-    """Return one request: every other question is one of a few, the rest are unique."""
+    """Return one request. Every other question is one of a fixed set; the rest are unique."""
     question, right = _question(number // 2 % _RECORDED if number % 2 else _RECORDED + number)
     return {
         "model": "auto",
@@ -215,7 +215,7 @@ def _question(number: int) -> tuple[str, str]:
 
 
 def _recording(models: Sequence[str]) -> list[RecordedPath]:
-    """Return one-step paths; larger models are right more often."""
+    """Return one-step paths of the models, of which later ones are right more often."""
     rng, found = random.Random(5), []
     for at, (size, model), path in itertools.product(range(_RECORDED), enumerate(models, 1), range(_PATHS)):
         question, right = _question(at)
@@ -228,7 +228,7 @@ def _recording(models: Sequence[str]) -> list[RecordedPath]:
 
 
 def _settled(settings: Settings) -> Report:
-    """Return the audit of the log once every query has its reward, or what it finds two minutes later."""
+    """Return the audit's report once every query has its reward, or its last report after two minutes."""
     log = BrokerLog(settings)
     try:
         for _ in range(12):
@@ -242,7 +242,7 @@ def _settled(settings: Settings) -> Report:
 
 
 class _Idle:
-    """A thread that only sleeps: how much it oversleeps measures other load on the machine."""
+    """A thread that only sleeps. The time that it oversleeps measures other load on the machine."""
 
     def __init__(self) -> None:
         self.lag_s = self.beats = 0.0
@@ -265,7 +265,7 @@ class _Idle:
 
 
 class _Sampler:
-    """Reads the processes of a deployment."""
+    """Takes samples of the processes of a deployment."""
 
     def __init__(
         self, run: str, supervisor: Supervisor, broker: LocalBroker, ports: Mapping[str, int], idle: _Idle
@@ -304,11 +304,11 @@ class _Sampler:
                     )
                 )
             except (psutil.Error, OSError, httpx.HTTPError):
-                continue  # it has just ended, which the restart count shows
+                continue  # the process has just ended, which the restart count shows
         return found
 
     def _lag(self, name: str) -> tuple[float, float]:
-        """Return the seconds of lag and the number of beats that a service has counted."""
+        """Return the total seconds of lag and the number of measurements that a service has counted."""
         text = self._client.get(f"http://127.0.0.1:{self._ports[name]}/metrics").text
         return tuple(  # type: ignore[return-value]
             next(
@@ -321,7 +321,7 @@ class _Sampler:
         )
 
     def _mean_ms(self, name: str, total_s: float, count: float) -> float | None:
-        """Return the mean since the last call; None the first time, and without any beats."""
+        """Return the mean since the last call in ms, or None at the first call or if nothing was counted since."""
         before = self._before.get(name)
         self._before[name] = (total_s, count)
         if before is None or count <= before[1]:
@@ -337,7 +337,7 @@ def _append(file: Any, what: Any) -> None:
 
 
 def read(files: Sequence[Path]) -> tuple[list[Sample], list[dict[str, Any]]]:
-    """Return all samples of some files, and the start and end records of their soaks."""
+    """Return all samples in some files, and the start and end records of their soaks."""
     samples, said = [], []
     for file in files:
         for line in file.read_bytes().splitlines():
@@ -352,11 +352,11 @@ def report(samples: Sequence[Sample], said: Sequence[Mapping[str, Any]]) -> dict
     """Return the slope of each measure of each service, whether it is within its bound, and the overall result.
 
     Args:
-        samples: Samples of all soaks.
-        said: Their start and end records.
+        samples: The samples of all soaks.
+        said: The soaks' start and end records.
 
     Raises:
-        BenchFailed: there are fewer than two blocks of a soak.
+        BenchFailed: there are too few samples or blocks for a slope.
     """
     blocks: dict[tuple[str, str], dict[tuple[str, int], list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
@@ -397,7 +397,7 @@ def report(samples: Sequence[Sample], said: Sequence[Mapping[str, Any]]) -> dict
 
 
 def _slope(blocks: Mapping[tuple[str, int], Sequence[tuple[float, float]]], level: float) -> dict[str, float]:
-    """Return the common hourly slope of several soaks with its interval, and the autocorrelation of blocks."""
+    """Return the common hourly slope of several soaks, its interval, and the autocorrelation of blocks."""
     runs = sorted({run for run, _ in blocks})
     keys = sorted(blocks)
     hours = np.array([np.mean([at for at, _ in blocks[key]]) for key in keys])

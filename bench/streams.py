@@ -1,6 +1,6 @@
 """One measured run of the streams: all services, with engines that answer at once, on one broker.
 
-The engine's own speed is not measured here, see `engine.py`. `turns.py` takes medians of such runs in alternation.
+The engine's own speed is not measured here; see `engine.py`. `turns.py` takes the medians of alternating runs.
 """
 
 import os
@@ -36,7 +36,7 @@ class BenchFailed(UniscaleError):
 
 
 class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Extent of a run."""
+    """The extent of a run."""
 
     queries: int = 1000
     steps: int = 5
@@ -45,7 +45,7 @@ class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recording(catalogue: Catalogue, questions: Sequence[str], steps: int) -> list[RecordedPath]:
-    """Return one recorded path of `steps` steps for each question and model: every search takes that many."""
+    """Return a recorded path of `steps` steps for each question and model, so every search takes that many steps."""
     rng = random.Random(5)
     return [
         RecordedPath(
@@ -72,9 +72,9 @@ class RunningServices(NamedTuple):
     """A running deployment.
 
     Attributes:
-        settings: Settings for its clients.
-        catalogue: Its models.
-        supervisor: Its services, all ready.
+        settings: The settings for clients.
+        catalogue: The models.
+        supervisor: The supervisor of the services, which are all ready.
     """
 
     settings: Settings
@@ -91,14 +91,14 @@ def running(
     optional: Sequence[str] = (),
     ports: Callable[[str], int] = lambda name: 0,
 ) -> Iterator[RunningServices]:
-    """Run a separate deployment on a running broker; its services end with the block.
+    """Run a separate deployment on a running broker. Its services end with the block.
 
     Args:
         settings: Base settings.
         folder: Folder for the recording, the state and the log.
-        recorded: Recording to answer from; None runs the catalogue's engines.
+        recorded: Returns the recording to answer from; None to run the catalogue's engines.
         optional: Optional services to run.
-        ports: Metrics port of each service, by name; 0 for none.
+        ports: Returns the metrics port of a service, given its name; 0 for none.
 
     Raises:
         ServiceFailed: a service does not become ready.
@@ -126,15 +126,15 @@ def running(
 def run_once(
     settings: Settings, broker: LocalBroker, plan: StreamPlan, folder: Path, encoder: str, rate: float
 ) -> dict[str, Any]:
-    """Return the figures of one run: start the services, warm them up, send the queries, wait for all Answers.
+    """Start the services, warm them up, send the queries, wait for all Answers, and return the figures of the run.
 
     Args:
         settings: Settings common to all runs.
         broker: A running broker.
-        plan: Extent of the run.
+        plan: The extent of the run.
         folder: A new folder for the recording, the state and the log.
-        encoder: `minilm`, or `hashed` to exclude embedding.
-        rate: Queries per second, open loop; 0 sends everything at once, limited by admission.
+        encoder: `minilm`, or `hashed` to exclude the cost of embedding.
+        rate: Queries per second, in an open loop; 0 to send everything at once, limited only by admission.
 
     Raises:
         ServiceFailed: a service did not become ready.
@@ -162,7 +162,7 @@ def run_once(
     asked = [timelines.by_id[q.query_id] for q in queries[plan.warm :]]
     steps = [len({s.step for s in timeline.steps}) for timeline in asked]
     return {
-        # Four significant digits, even if slow: other figures divide by it.
+        # Four significant digits, even if the speed is low, because other figures divide by it.
         "queries_per_s": float(f"{plan.queries / wall_s:.4g}"),
         "steps_per_query": sum(steps) / len(steps),
         "bytes_per_query": round(timelines.bytes / len(queries)),
@@ -172,7 +172,7 @@ def run_once(
 
 
 def _answered(settings: Settings, queries: Sequence[Query], rate: float) -> float:
-    """Send queries, wait for all Answers, return the seconds that took."""
+    """Send queries, wait for all Answers, and return the seconds that this took."""
     with Client(settings) as client:
         asked = client.ask_all(queries, pace=SendSchedule(rate), timeout_s=900.0)
     if asked.missing:

@@ -1,8 +1,8 @@
-"""Time to the first token of a stream: from a server of chat completions itself, and through the gateway before it.
+"""Time to the first token of a stream, from a server of chat completions directly and through the gateway.
 
-The whole product runs as `up` starts it. By default the server is one of our own (`python -m bench.ttft PORT`),
-which begins after 0.2 s and writes a token every 20 ms, so that only what is between it and the client is measured.
-Sides alternate; each stream is read to its end.
+The whole product runs as `up` starts it. By default the server is one of our own (`python -m bench.ttft PORT`), which
+sends a token every 20 ms after the first 0.2 s, so that only what is between it and the client is measured. The sides
+alternate, and each stream is read to its end.
 """
 
 import asyncio
@@ -38,18 +38,18 @@ TOKEN_S: Final = 0.02
 TOKENS: Final = 50
 
 AIM_MS: Final = 150.0
-"""How much later than from the server the first token may come, at one stream and in the median."""
+"""How much later the gateway's median first token may come than the server's, in ms."""
 
 
 class FirstTokenPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Extent of the measurement.
+    """The extent of the measurement.
 
     Attributes:
-        rounds: Turns of each side.
-        streams: How many streams are open at once, one load after another.
-        each: Streams one after another in each of these.
-        server: Base of the server, without /v1; empty for our own.
-        model: Its model.
+        rounds: Number of turns of each side.
+        streams: The numbers of streams to open at once, which are measured one after another.
+        each: Number of streams that follow one another for each open stream.
+        server: Base address of the server, without /v1; empty for our own.
+        model: The server's model.
     """
 
     rounds: int = 3
@@ -62,12 +62,12 @@ class FirstTokenPlan(msgspec.Struct, frozen=True, kw_only=True):
 def measure(
     settings: Settings, kind: Literal["auto", "kafka", "embedded"], plan: FirstTokenPlan, folder: Path
 ) -> dict[str, Any]:
-    """Return p50 and p95 of the time to the first token of both sides in ms, and their differences, by open streams.
+    """Return the p50 and p95 of both sides' time to the first token and their difference, in ms, by open streams.
 
     Args:
-        settings: The product's settings; the catalogue is replaced by one with the server alone.
-        kind: Which broker to start.
-        plan: Extent of the measurement.
+        settings: The product's settings. Their catalogue is replaced by one that has only the server.
+        kind: The broker to start.
+        plan: The extent of the measurement.
         folder: Folder for the product's state and log.
 
     Raises:
@@ -111,7 +111,7 @@ def _spread(taken_s: list[float]) -> dict[str, float]:
 
 
 async def _first_tokens(url: str, model: str, streams: int, each: int) -> list[float]:
-    """Return the seconds to the first token of `each` streams in a row, with `streams` of these rows at once."""
+    """Return the seconds to the first token of each stream: `streams` rows at once, each of `each` streams."""
     limits = httpx.Limits(max_connections=streams, max_keepalive_connections=streams)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60.0, trust_env=False) as client:
 
@@ -136,7 +136,7 @@ async def _first_token(client: httpx.AsyncClient, model: str, what: str) -> floa
     return first_s
 
 
-# The server that is measured by default: a process of its own.
+# The server that is measured by default, which is a separate process.
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""Alternating runs and their medians: a machine's speed drifts, so the configurations to compare alternate.
+"""Alternating runs and their medians. A machine's speed drifts, so the configurations to be compared alternate.
 
 A round measures every configuration once, each on a new broker. Another checkout, for example of an earlier commit,
-measures its rounds with its own command and writes JSON; rounds of the two alternate on the same machine.
+measures its rounds with its own command, which writes JSON; rounds of the two checkouts alternate on the same machine.
 """
 
 import os
@@ -27,7 +27,7 @@ _PATIENCE_S: Final = 60.0
 
 
 class StreamTurn(msgspec.Struct, frozen=True):
-    """A configuration to measure: its name, its encoder, and its steps, None for the plan's."""
+    """A configuration to measure, with its name, its encoder and its number of steps; None for the plan's number."""
 
     name: str
     encoder: str
@@ -52,7 +52,7 @@ def alternate(
     """Return the figures of each side: medians over rounds, and all runs.
 
     Args:
-        sides: Functions that measure one round, by name. They alternate, and the first one changes from round to round.
+        sides: Functions that measure one round, by name. They alternate, in reversed order every other round.
         runs: Number of rounds.
         say: Called with a line for each round.
     """
@@ -67,9 +67,9 @@ def alternate(
 
 
 def round_here(kind: Kind, settings: Settings, plan: StreamPlan) -> dict[str, Any]:
-    """Return the figures of one round: each configuration once, then one open-loop run at half that speed.
+    """Return the figures of one round: a run of each configuration, and an open-loop run with the encoder.
 
-    The latencies are those of the open loop.
+    The open-loop run has half the speed of the first run with the encoder, and gives the latencies.
 
     Raises:
         BenchFailed: a query has no Answer.
@@ -94,7 +94,7 @@ def round_here(kind: Kind, settings: Settings, plan: StreamPlan) -> dict[str, An
 
 
 def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of several rounds: median speeds, all runs, the rest as in the round nearest to the median."""
+    """Return the figures of several rounds: median speeds, all runs, and the rest from the round nearest the median."""
     runs = {turn.name: [speed for one in rounds for speed in one["runs"][turn.name]] for turn in TURNS}
     speeds = {name: float(median(runs[turn])) for name, turn in _SPEEDS.items()}
     nearest = min(rounds, key=lambda one: abs(one["queries_per_s"] - speeds["queries_per_s"]))
@@ -105,10 +105,10 @@ def round_in(checkout: Path, kind: Kind, settings: Settings, plan: StreamPlan) -
     """Return the figures of one round in another checkout, measured by its own command.
 
     Raises:
-        BenchFailed: it ended with an error; the message ends with its output.
+        BenchFailed: the command ended with an error; the message ends with its output.
     """
     command = ["bench", "streams"] if (checkout / "bench").is_dir() else ["streams", "bench"]
-    # On the embedded broker it runs a quarter of the queries, as this one does.
+    # On the embedded broker, the other checkout's command runs a quarter of the queries, as this one does.
     queries = plan.queries if kind == "kafka" else 4 * plan.queries
     home = kafka_home(os.environ)
     environ = {**os.environ, **settings.environ(), **({"KAFKA_HOME": str(home)} if home else {})}
@@ -140,7 +140,7 @@ def round_in(checkout: Path, kind: Kind, settings: Settings, plan: StreamPlan) -
 
 
 def _ended(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
-    """Wait for a process; if this one is stopped, stop it too, so that it stops its broker."""
+    """Wait for a process. If this process is stopped, stop that one, too, so that it stops its broker."""
     try:
         said, _ = process.communicate()
     except BaseException:
@@ -162,7 +162,7 @@ def _run(
 
 
 def python_of(checkout: Path) -> str:
-    """Return the interpreter of a checkout: that of its own environment if it has one."""
+    """Return the Python interpreter for a checkout, which is that of its own environment if it has one."""
     own = checkout / ".venv" / "bin" / "python"
     return str(own) if own.exists() and checkout != Path.cwd() else sys.executable
 

@@ -1,16 +1,16 @@
-"""The audit: accounts for every query_id from the raw topics, sharing no code with what it checks.
+"""The audit accounts for every query_id from the raw topics. It shares no code with what it checks.
 
 It imports only topic names, settings and the connection to the broker. It decodes the records and computes costs (App.
 D.3) with its own code. See docs/audit.md.
 
-    run           reads the topics, accounts for every query, reports
-    reading       from the raw topics to facts in SQLite
-    facts.sql     the fields kept of each record
-    timeline.sql  all facts of one query, and its state
-    checks.sql    the invariants: one statement per check
+    run           reads the topics, accounts for every query, and reports
+    reading       turns the raw topics into facts in SQLite
+    facts.sql     the fields that are kept of each record
+    timeline.sql  all facts of each query, and its state
+    checks.sql    the invariants, with one statement per check
     summary.sql   the totals of a report
-    checks        runs these, and finds which snapshots are complete, and whose rows may have left the learner's log
-    price         what a search costs
+    checks        runs these, and finds which snapshots are complete and whose rows may have left the learner's log
+    price         computes what a search costs
 """
 
 from streams.audit.checks import Discrepancy

@@ -1,4 +1,4 @@
-"""Runs `timeline.sql`, `checks.sql` and `summary.sql` over the facts: a state per query, invariants, and totals."""
+"""Runs `timeline.sql`, `checks.sql` and `summary.sql` over the facts, for a state per query, invariants and totals."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -9,16 +9,17 @@ import orjson
 
 from streams.audit.reading import TABLES, Ledger, statements
 
-# The learner's snapshots: which versions are complete, and which queries' rows may have left its log. A version is a
-# manifest and what it references by SHA-256: chunks of the policy's state, the rows of open queries, and the ids of
-# ended ones. The ids are arrays: n sorted digests of 8 bytes, then n positions (partition and offset) of 8 bytes.
+# The learner's snapshots: which versions are complete, and which queries' rows may have left its log. A version
+# consists of a manifest and the records that it references by SHA-256: chunks of the policy's state, the rows of open
+# queries, and the ids of ended queries. The ids are arrays of n sorted digests of 8 bytes, followed by n positions
+# (partition and offset) of 8 bytes.
 
 _PREFIX: Final = b"\x00snapshot/"
 _IDS: Final = b"\x00ended/"
 _ROWS: Final = b"\x00rows/"
 _START: Final = b"\x00start"
 _RESET: Final = b"\x00reset"
-_KEPT: Final = 2  # older versions are being removed, perhaps at this moment
+_KEPT: Final = 2  # older versions may be partly deleted
 
 
 class Snapshots:
@@ -28,10 +29,10 @@ class Snapshots:
         chunks: Every record of the snapshots, as key and value.
 
     Attributes:
-        versions: What is wrong with each, None if nothing; oldest first. A version is the sequence number up to which
-            it is complete.
-        after: The sequence number up to which rows may have left the log; -1 for none.
-        reset_at: End offsets of the Decisions, by partition, when `learner reset` deleted the log.
+        versions: What is wrong with each version, or None if it is complete; oldest first. A version's name is the
+            sequence number up to which it is complete.
+        after: The sequence number up to which rows may have left the log; -1 if none may have.
+        reset_at: End offsets of the Decisions, by partition, at the time when `learner reset` deleted the log.
     """
 
     def __init__(self, chunks: Iterable[tuple[bytes, bytes]]) -> None:
@@ -40,10 +41,10 @@ class Snapshots:
         self.versions = {version: _fault(records, version) for version in whole[-_KEPT:]}
         self.reset_at = _offsets(records.get(_RESET, b""))
         self._ended = np.empty(0, "<u8")
-        # A row may leave the log once its query has ended in both of the newest snapshots; after a repair there is a
-        # single snapshot, which then suffices.
+        # A row may leave the log once its query has ended in both of the newest snapshots. After a repair there is only
+        # one snapshot, which then suffices.
         kept = [version for version in whole if version >= 0][-_KEPT:]
-        # A prior is the snapshot before all rows; it is kept in addition to a repair's snapshot.
+        # A prior is a snapshot from before all rows. It is kept in addition to a repair's snapshot.
         self.after = kept[0] if kept and _START in records else max(-1, min(self.versions, default=-1))
         if len(kept) == _KEPT or (kept and _START in records):
             self._ended = _ended(records, kept[0])
@@ -57,7 +58,7 @@ class Snapshots:
 
 
 def _offsets(value: bytes) -> dict[int, int]:
-    """Return the offsets by partition in the record written by `learner reset`; empty if it holds anything else."""
+    """Return the offsets, by partition, in the record that `learner reset` writes; empty if it holds anything else."""
     try:
         return {int(part): int(offset) for part, offset in orjson.loads(value).items()}
     except (ValueError, TypeError, AttributeError):
@@ -74,7 +75,7 @@ def _version(key: bytes) -> int:
 
 
 def _fault(records: dict[bytes, bytes], version: int) -> str | None:
-    """Return what is wrong with a snapshot; None if it is complete."""
+    """Return what is wrong with a snapshot, or None if it is complete."""
     try:
         _check(records, version)
     except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
@@ -104,7 +105,7 @@ def _check(records: dict[bytes, bytes], version: int) -> None:
 
 
 def _ended(records: dict[bytes, bytes], version: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    """Return the sorted digests of the ids that a snapshot lists as ended; empty for a damaged snapshot."""
+    """Return the sorted digests of the ids that a snapshot lists as ended; empty if the snapshot is damaged."""
     try:
         manifest = orjson.loads(records[_PREFIX + f"{version}/manifest".encode()].partition(b"\n")[2])
         held = [records[_IDS + ids["sha256"].encode()] for ids in manifest.get("ended", ())]
@@ -124,18 +125,18 @@ CLOSE: Final = 1e-9
 """Relative difference allowed between two ways of summing the same numbers."""
 
 BATCH: Final = 64
-"""Larger than a decider batch: every record this far before the decider's newest row has been handled."""
+"""A number larger than a decider's batch: every record this far before the decider's newest row has been handled."""
 
 WINDOW: Final = 8
-"""How far the embedder may read past a Query that waits for admission, as a multiple of its concurrency."""
+"""How many records the embedder may read past a Query that waits for admission, as a multiple of its concurrency."""
 
 CLOCKS_MS: Final = 5_000
-"""Maximum clock difference between brokers, in ms: append times in different partitions may come from different
-ones."""
+"""Maximum clock difference between brokers, in ms. The append times in different partitions may come from different
+brokers."""
 
 
 class Discrepancy(NamedTuple):
-    """A failed check: its name, the query_id or other subject, and a description."""
+    """A failed check, with its name, the query_id or other subject, and a description."""
 
     check: str
     query_id: str
@@ -148,7 +149,7 @@ class Checks:
     Args:
         ledger: The complete ledger.
         topics: The topic of each kind of record.
-        known: Further parameters of the statements, by name: times in ms, and the progress of each service.
+        known: Further parameters of the statements, by name, such as times in ms and the progress of each service.
     """
 
     def __init__(self, ledger: Ledger, topics: dict[str, str], known: dict[str, Any]) -> None:
@@ -195,7 +196,7 @@ class Checks:
         return int(number)
 
     def _give_up(self, table: str, topic: str) -> None:
-        """Store with each record of a topic why it went to the dead-letter topic, if it did."""
+        """Store with each record of a topic the error for which it went to the dead-letter topic, if it did."""
         self._db.execute(
             f"UPDATE {table} SET error = Letter.error FROM Letter"
             f" WHERE Letter.topic = ? AND Letter.part = {table}.part AND Letter.off = {table}.off",

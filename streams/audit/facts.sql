@@ -1,9 +1,10 @@
--- The tables of the facts: what `reading.py` keeps of each record, and what `timeline.sql` and `checks.sql` read.
+-- The tables of the facts, which `reading.py` keeps of each record, and which `timeline.sql` and `checks.sql` read.
 --
--- `part`, `off` and `ts` are partition, offset and append time (ms since the epoch); `early` says that the record lies
--- before the first capture of the ends (see `run.py`). Columns of type BLOB, such as `whole`, are digests: equal for
--- equal content. A record whose fields have other types than these was not written by the product and leaves no fact.
--- The tables of records that a service may give up get one column more, `error`: why it did (`checks.py`).
+-- `part`, `off` and `ts` are the partition, offset and append time (ms since the epoch). `early` says that the record
+-- is before the end offsets of the first capture (see `run.py`). Columns of type BLOB, such as `whole`, are digests,
+-- which are equal for equal content. A record whose fields have other types than these was not written by the product
+-- and leaves no fact. The tables of records that a service may send to the dead-letter topic get one more column,
+-- `error`, with the reason (`checks.py`).
 
 -- name: query
 -- A question. `query_id` is NULL if the record could not be read.
@@ -13,15 +14,15 @@ CREATE TABLE Query (
 ) STRICT;
 
 -- name: context
--- A question with its embedding; q_part and q_off are partition and offset of its Query.
+-- A question with its embedding. `q_part` and `q_off` are the partition and offset of its Query.
 CREATE TABLE Context (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     q_part INTEGER NOT NULL, q_off INTEGER NOT NULL, vector BLOB NOT NULL
 ) STRICT;
 
 -- name: decision
--- An action chosen for a query. `gold` is the reference, where it is a plain whole number; `unable` says whether the action
--- lacks something that the query requires.
+-- An action chosen for a query. `gold` is the reference if that is a plain whole number. `unable` says whether the
+-- action lacks something that the query requires.
 CREATE TABLE Decision (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     whole BLOB NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, objective BLOB NOT NULL, version INTEGER NOT NULL,
@@ -31,27 +32,28 @@ CREATE TABLE Decision (
 ) STRICT;
 
 -- name: failure
--- An attempt at a query that failed and ended nothing. `failed` is whether its model was at fault, `eflops` what its
--- search cost by its trace (0 if nothing ran, NULL if its model is not known, or has had several versions).
+-- An attempt at a query that failed without ending the query. `failed` says whether the model was at fault. `eflops` is
+-- the cost of the search by its trace: 0 if nothing ran, NULL if the model is unknown or has had several versions.
 CREATE TABLE Failure (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     attempt INTEGER NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, failed INTEGER NOT NULL, eflops REAL
 ) STRICT;
 
 -- name: earlier
--- An attempt that the Reward at an offset says was made before.
+-- An earlier attempt, according to the Reward at an offset.
 CREATE TABLE Earlier (
     query_id TEXT NOT NULL, off INTEGER NOT NULL, attempt INTEGER NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL,
     eflops REAL NOT NULL
 ) STRICT;
 
 -- name: answer
--- How a query ended. `said` is a digest without the measured seconds, which differ whenever a search is run;
--- `path_score` the mean score of the drafts on its path. `extracted` says whether an answer was found in its text,
--- `number` which, where it is a plain whole number. `factor` is the price factor that its search began with, `prices`
--- those of its tokens in USD, as text; NULL for one that never began. `fault` says whether it has no text of its own because something failed, `failed` whether that
--- was its model, and `excused` whether the model was blamed for a refusal though no probe failed; `forgotten` whether the
--- numbers of its model are not known, or compaction may have removed them.
+-- How a query ended. `said` is a digest without the measured seconds, which differ each time a search is run.
+-- `path_score` is the mean score of the drafts on the path. `extracted` says whether an answer was found in the text,
+-- and `number` is that answer if it is a plain whole number. `factor` is the price factor with which the search began,
+-- and `prices` are the prices of its tokens in USD, as text; both are NULL if no search began. `fault` says whether the
+-- Answer has no text of its own because something failed, `failed` whether the model failed, and `excused` whether the
+-- model was blamed for a refusal although no probe failed. `forgotten` says whether the numbers of the model are
+-- unknown or compaction may have removed them.
 CREATE TABLE Answer (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     said BLOB NOT NULL, status TEXT NOT NULL, service TEXT NOT NULL, action TEXT, seq INTEGER, text INTEGER NOT NULL,
@@ -60,7 +62,7 @@ CREATE TABLE Answer (
 ) STRICT;
 
 -- name: worked
--- What the search of the Answer at a partition and offset costs by its trace, under one version of its model.
+-- The cost of the search of the Answer at a partition and offset, by its trace, with one version of its model.
 CREATE TABLE Worked (
     part INTEGER NOT NULL, off INTEGER NOT NULL,
     eflops REAL NOT NULL, prefill_eflops REAL NOT NULL, decoding_eflops REAL NOT NULL, verifier_eflops REAL NOT NULL,
@@ -68,12 +70,13 @@ CREATE TABLE Worked (
 ) STRICT;
 
 -- name: reward
--- The terms of a query's reward. `scalar` is what its terms make of its objective, `reward` what it says of that;
--- `score` is what the learner takes for it, which is correctness where the Answer has none (`unscored`) or not all models
--- have one verifier (`verified`), and `own_score` what it says itself; of `cost_only`
--- only the cost is learned, and of one whose model `failed` all but the cost; `closed_early` says that its feedback was not
--- awaited to the end. `graded` is whether the aggregator compared it with a reference, `boxed` whether it did so with the last box alone, by
--- the default grader; `missing` whether it says why a term could not be worked out. `paid` is the logarithm of the stated price, whose parts follow.
+-- The terms of a query's reward. `scalar` is the reward recomputed from the terms and the objective, `reward` the one
+-- stated. `score` is the score that the learner uses, which is correctness if the Answer has no score (`unscored`) or
+-- not all models have the same verifier (`verified`); `own_score` is the score stated. If `cost_only`, only the cost is
+-- learned; if the model `failed`, everything but the cost is. `closed_early` says that its feedback was not awaited to
+-- the end. `graded` says whether the aggregator compared the Answer with a reference, `boxed` whether it compared only
+-- the last box, by the default grader, and `missing` whether the Reward says why a term could not be computed. `paid`
+-- is the logarithm of the stated price, whose parts follow.
 CREATE TABLE Reward (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     whole BLOB NOT NULL, kind TEXT NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, status TEXT NOT NULL,
@@ -86,15 +89,15 @@ CREATE TABLE Reward (
 ) STRICT;
 
 -- name: feedback
--- A client's grade of an Answer. `learn` is whether its source may teach.
+-- A client's grade of an Answer. `learn` says whether its source may teach.
 CREATE TABLE Feedback (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     grade REAL NOT NULL, graded_by TEXT NOT NULL, learn INTEGER NOT NULL
 ) STRICT;
 
 -- name: row
--- The newest row of an attempt at a query in the learner's log, `name` its key. `f_off` is the offset of the
--- AttemptFailed that ended it; -1 if none did.
+-- The newest row of an attempt at a query in the learner's log. `name` is the row's key. `f_off` is the offset of the
+-- AttemptFailed that ended the attempt, or -1.
 CREATE TABLE Row (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     seq INTEGER NOT NULL, clock INTEGER NOT NULL, action TEXT NOT NULL, objective BLOB NOT NULL,
@@ -112,17 +115,17 @@ CREATE TABLE JoinRow (
 ) STRICT;
 
 -- name: letter
--- A record that was given up.
+-- A record that was sent to the dead-letter topic.
 CREATE TABLE Letter (
     topic TEXT, part INTEGER, off INTEGER, error TEXT NOT NULL, query_id TEXT, PRIMARY KEY (topic, part, off)
 ) STRICT;
 
 -- name: embedded
--- The offset of the newest Query that had become a Context by the first capture, by partition.
+-- The offset of the newest Query that had a Context by the first capture, by partition.
 CREATE TABLE Embedded (part INTEGER PRIMARY KEY, off INTEGER NOT NULL) STRICT;
 
 -- name: held
--- The offsets that a partition of the queries or of the feedback holds.
+-- The offsets that a partition of the query or feedback topic holds.
 CREATE TABLE Held (
     topic TEXT, part INTEGER, "begin" INTEGER NOT NULL, "end" INTEGER NOT NULL, PRIMARY KEY (topic, part)
 ) STRICT;
@@ -132,5 +135,5 @@ CREATE TABLE Held (
 CREATE TABLE Chunk (key BLOB PRIMARY KEY, value BLOB NOT NULL) STRICT;
 
 -- name: version
--- A snapshot of the policy that is kept, and what is wrong with its records.
+-- A snapshot of the policy that is still kept, and what is wrong with its records; NULL if nothing is.
 CREATE TABLE Version (version INTEGER NOT NULL, fault TEXT) STRICT;

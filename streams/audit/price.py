@@ -1,9 +1,9 @@
-"""Cost of a search, recomputed independently from the catalogue's numbers and App. D.3 (see docs/eflops.md), or in USD.
+"""The cost of a search, recomputed independently: in eFLOPs by App. D.3 (see docs/eflops.md), or in USD.
 
     eFLOPs = operations + I · bytes                                            Definition D.1
 
-Every token costs 2P operations in the linear layers and 4·l·W in attention over a context of l tokens. Bytes are those
-of the weights, P·prec_p, and of the cached keys and values, κ per position (Assumption D.5).
+Every token costs 2P operations in the linear layers and 4·l·W in attention over a context of l tokens. The bytes are
+those of the weights, P·prec_p, and those of the cached keys and values, κ per position (Assumption D.5).
 """
 
 import json
@@ -20,7 +20,7 @@ _WIDTH: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 class Numbers(NamedTuple):
     """An architecture, in the symbols of Table 11: P, N_layer, N_q, N_kv, d_head, prec_p, prec_kv.
 
-    P counts the parameters that one token uses: of a mixture of experts, the active ones.
+    P counts the parameters that one token uses; for a mixture of experts, these are the active parameters.
     """
 
     P: int
@@ -33,7 +33,7 @@ class Numbers(NamedTuple):
 
     @property
     def W(self) -> int:
-        """Return the size of one token's attention queries, summed over all layers."""
+        """Return the size of one token's attention queries in all layers together."""
         return self.layers * self.q * self.head
 
     @property
@@ -72,17 +72,18 @@ def price(
 
     Args:
         prompt: L_in, tokens of the prompt.
-        trace: The drafts of an Answer; `parent`, `depth`, `tokens` and `score` of each are read.
-        generator: Numbers of the model that drafted.
-        verifier: Numbers of the model that scored.
+        trace: The drafts of an Answer. The `parent`, `depth`, `tokens` and `score` of each draft are used.
+        generator: Numbers of the model that generated the drafts.
+        verifier: Numbers of the model that scored the drafts.
         intensity: I, FLOPs per byte.
-        factor: Price factor of the model.
+        factor: Price factor of the generator.
     """
     m, v = generator, verifier
     # Prop. D.13: one pass over the prompt, whose token i attends to i positions.
     prefill = (2 * m.P * prompt + 4 * m.W * _sum_to(prompt), m.weights + m.kappa * prompt)
     final: list[int] = []
-    # By step j: tokens ΣΔ, positions N_j, contexts Σ_n b(n)·L̄(n); tokens and contexts the verifier read.
+    # By step j: tokens ΣΔ, positions N_j, contexts Σ_n b(n)·L̄(n); the tokens and contexts that the verifier read, and
+    # whether it read any.
     steps: dict[int, list[int]] = {}
     for draft in trace:
         start = prompt if draft["parent"] < 0 else final[draft["parent"]]
@@ -98,10 +99,10 @@ def price(
             step[5] = 1
     operations = moved = checked_operations = checked_bytes = 0
     for tokens, positions, contexts, read, read_contexts, verified in steps.values():
-        # Prop. D.14: the weights are loaded once per position; each branch reads its own context.
+        # Prop. D.14: the weights are loaded once per position, and each branch reads its own context.
         operations += 2 * m.P * tokens + 4 * m.W * contexts
         moved += m.weights * positions + m.kappa * contexts
-        # Prop. D.15: every scored draft is read whole; the weights are loaded once per step.
+        # Prop. D.15: the whole path of every scored draft is read, and the weights are loaded once per step.
         checked_operations += 2 * v.P * read + 4 * v.W * read_contexts
         checked_bytes += v.weights * verified + v.kappa * read
     parts = (prefill, (operations, moved), (checked_operations, checked_bytes))
@@ -115,18 +116,18 @@ class PriceList:
     """The numbers of every model and verifier.
 
     Attributes:
-        models: Every version of each generator, by name.
-        verifiers: Each verifier.
-        verifier: The catalogue's default verifier; None if there is none.
-        own: Verifiers named by individual models.
-        intensity: I of the hardware.
+        models: The numbers of every version of each generator, by name.
+        verifiers: The numbers of each verifier, by name.
+        verifier: Name of the catalogue's default verifier, or `none`.
+        own: Name of each model's own verifier; empty if the model has none.
+        intensity: I of the hardware, FLOPs per byte.
     """
 
     def __init__(self, path: Path) -> None:
-        # libyaml's loader if available: ten times as fast.
+        # libyaml's loader, if available, is ten times as fast.
         content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         if isinstance(written_out := content.get("catalogue"), dict):
-            content = written_out  # inline in a configuration file
+            content = written_out  # a catalogue within a configuration file
         models, verifiers = list(content.get("models") or ()), list(content.get("verifiers") or ())
         defaults = content.get("defaults") or {}
         if content.get("family"):
@@ -149,15 +150,15 @@ class PriceList:
         self.own[entry["name"]] = entry.get("verifier") or ""
         known = self.models.setdefault(entry["name"], [])
         if not entry.get("architecture"):
-            return  # its costs are in USD
+            return  # the model's costs are in USD
         if (found := numbers(entry)) not in known:
             known.append(found)
 
     def prices(self, answer: Mapping[str, Any]) -> list[PriceTerms]:
-        """Return the possible costs of an Answer's search; empty if nothing ran or its model is unknown.
+        """Return the possible costs of an Answer's search; empty if nothing ran or the model is unknown.
 
-        There is one for each version of the model the catalogue has had; the price factor is the one the search started
-        with.
+        There is one cost for each version of the model that the catalogue has had. The price factor is the one that the
+        search started with.
         """
         action, trace = answer.get("action"), answer.get("trace")
         if not action or not (trace or answer.get("billed")):
@@ -176,7 +177,7 @@ class PriceList:
                 answer["prompt_tokens"],
                 trace,
                 each,
-                verifier or each,  # a placeholder: without scores, no verification is counted
+                verifier or each,  # a placeholder: if there are no scores, no verification is counted
                 self.intensity,
                 factor_of(answer) or 1.0,
             )
@@ -185,7 +186,7 @@ class PriceList:
 
 
 def _billed(answer: Mapping[str, Any], prices: Mapping[str, float]) -> PriceTerms:
-    """Return the cost in USD of a search's tokens as counted upstream, or else in its trace."""
+    """Return the cost of a search's tokens in USD, as counted by the upstream server or else in the trace."""
     counted = answer.get("billed") or {
         "input": answer["prompt_tokens"],
         "output": sum(draft["tokens"] for draft in answer["trace"]),
@@ -198,7 +199,7 @@ def _billed(answer: Mapping[str, Any], prices: Mapping[str, float]) -> PriceTerm
 
 
 def prices_of(record: Mapping[str, Any]) -> str:
-    """Return the prices in USD in a Decision, or in the limits of a search, as text; empty if there are none."""
+    """Return the prices in USD of a Decision, or of a search's limits, as JSON, by which they are compared."""
     return json.dumps(record.get("prices") or "", sort_keys=True)
 
 
@@ -209,7 +210,7 @@ def factor_of(answer: Mapping[str, Any]) -> float | None:
 
 
 def numbers(entry: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of an entry; missing byte sizes follow from the dtype it is served in."""
+    """Return the numbers of a catalogue entry. Missing byte sizes follow from the dtype that the model is served in."""
     a = entry["architecture"]
     width = _WIDTH.get((entry.get("engine") or {}).get("dtype", "bfloat16"), 2)
     return Numbers(
@@ -253,14 +254,14 @@ def _checkpoint(folder: Path) -> dict[str, int]:
 
 
 def _stored(file: Path) -> int:
-    """Return how many numbers a safetensors file stores, from its header."""
+    """Return how many numbers a safetensors file stores, according to its header."""
     with file.open("rb") as stream:
         header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def _laid(typed: list[dict[str, Any]], family: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Complete the checkpoints' entries from the file's entries for the same models; add those only in the file."""
+    """Complete the checkpoints' entries with the file's entries for the same models, and add those only in the file."""
     said = {each.get("name"): each for each in typed}
     names = {each["name"] for each in family}
     return [_over(each, said.get(each["name"], {})) for each in family] + [

@@ -1,4 +1,4 @@
-"""Turns the raw topics into facts on disk, with its own decoder that shares no code with the product."""
+"""Turns the raw topics into facts on disk, with a decoder that shares no code with the product."""
 
 import hashlib
 import math
@@ -34,14 +34,14 @@ TABLES: Final = {
     "learner": "Row",
     "join": "JoinRow",
 }
-"""Tables for the kinds of topics whose records each concern a single query."""
+"""The tables, by kind of topic, for topics whose records each concern a single query."""
 
 _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 @cache
 def statements(file: str) -> dict[str, str]:
-    """Return the statements of a file in this folder, in order, by the name in the comment above each.
+    """Return the statements of a file in this folder, in order, by the name in the comment above each statement.
 
     >>> list(statements("timeline.sql"))[:2]
     ['by_query', 'by_context']
@@ -51,7 +51,7 @@ def statements(file: str) -> dict[str, str]:
 
 
 class Ledger:
-    """The facts, in a temporary SQLite database: in memory up to 32 MB, beyond that in an unnamed file."""
+    """The facts, in a temporary SQLite database: up to 32 MB in memory, the rest in an unnamed file."""
 
     def __init__(self) -> None:
         self.db = sqlite3.connect("", isolation_level=None)
@@ -62,15 +62,15 @@ class Ledger:
         self.db.execute("BEGIN")
 
     def add(self, table: str, *fact: object) -> None:
-        """Store a fact: the columns of its table in order. In a table with a key it replaces an earlier one.
+        """Store a fact: the columns of its table in order. In a table with a key, it replaces an earlier fact.
 
         Raises:
-            sqlite3.Error, OverflowError: A field has the wrong type, so the product did not write the record.
+            sqlite3.Error, OverflowError: a field has the wrong type, so the product did not write the record.
         """
         self.db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(fact))})", fact)
 
     def drop(self, table: str, column: str, key: object) -> None:
-        """Delete the fact of a key whose tombstone was read."""
+        """Delete the fact with a key whose tombstone was read."""
         self.db.execute(f"DELETE FROM {table} WHERE {column} = ?", (key,))
 
     def close(self) -> None:
@@ -78,20 +78,20 @@ class Ledger:
         self.db.close()
 
 
-# The raw topics: start and end offsets, and the records in between, one partition after another.
+# The raw topics: the offsets that each partition holds, and their records, read one partition after another.
 #
-# `Log` is the interface: `BrokerLog` reads from a broker, and a test passes lists. Reading a record takes bounded
-# memory for any bytes, and a value that cannot be read is None.
+# `Log` is the interface: `BrokerLog` reads from a broker, and tests pass lists. Reading a record takes bounded memory
+# whatever its bytes are, and a value that cannot be read is None.
 
 MAX_PLAIN: Final = 16 * 1024 * 1024
-"""Maximum bytes of a decompressed zstd frame, twice what the product writes: a hostile frame must not fill memory."""
+"""Maximum bytes of a decompressed zstd frame, twice what the product writes. A hostile frame must not fill memory."""
 
-# Maximum values in a record, twice what a service accepts: millions of empty lists take seconds each.
+# Maximum number of values in a record, twice what a service accepts. A record of millions of empty lists takes seconds.
 _MOST_VALUES: Final = 256 * 1024
 
 _POLL_MS: Final = 500
 _STALLED_S: Final = 30.0
-# An unterminated string matches too: otherwise each quotation mark in it would be tried, in quadratic time.
+# An unterminated string matches, too; otherwise each quotation mark in it would be tried, in quadratic time.
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
@@ -116,7 +116,7 @@ class Span(NamedTuple):
 
 
 class Log(Protocol):
-    """The topics of one deployment, read only."""
+    """Read-only access to the topics of a deployment."""
 
     def spans(self, topics: Iterable[str]) -> dict[Part, Span]:
         """Return the offsets that each partition holds now. A topic that does not exist has no partitions."""
@@ -128,7 +128,7 @@ class Log(Protocol):
 class BrokerLog:
     """The topics on a broker, read by a consumer without a group, so that no other reader is affected.
 
-    It reads committed records only.
+    Only committed records are read.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -139,7 +139,7 @@ class BrokerLog:
         )
 
     def spans(self, topics: Iterable[str]) -> dict[Part, Span]:
-        """Return the offsets that each partition holds now, reading them in the order of the topics."""
+        """Return the offsets that each partition holds now, requested topic by topic in the order given."""
         found: dict[Part, Span] = {}
         for topic in topics:
             parts = [TopicPartition(topic, p) for p in sorted(self._reader.partitions_for_topic(topic) or ())]
@@ -185,7 +185,7 @@ class Plain:
         self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_PLAIN)
 
     def __call__(self, value: bytes | None) -> dict[str, Any] | None:
-        """Return the JSON object in a value, compressed or not; None for a value that is not an object."""
+        """Return the JSON object in a value, compressed or not, or None if the value is not a JSON object."""
         if not value:
             return None
         try:
@@ -202,7 +202,7 @@ class Plain:
 
 
 def _is_crowded(value: bytes) -> bool:
-    """Return whether a JSON text holds too many values, by its commas and brackets outside strings."""
+    """Return whether a JSON text has too many values, judging by the commas and brackets outside its strings."""
     marks = (b",", b"[", b"{")
     if sum(map(value.count, marks)) <= _MOST_VALUES:
         return False
@@ -210,8 +210,8 @@ def _is_crowded(value: bytes) -> bool:
     return sum(map(bare.count, marks)) > _MOST_VALUES
 
 
-# Raw records become facts: the fields that the checks need, decoded without the product's schemas. An unreadable
-# record leaves no fact. If its service should have refused it, the checks look for its dead letter.
+# Facts are the fields of the raw records that the checks need, decoded without the product's schemas. An unreadable
+# record leaves no fact. If a service should have refused the record, the checks look for its dead letter.
 
 SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00rows/", b"\x00start", b"\x00reset")
 _ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
@@ -225,12 +225,12 @@ class Facts:
     """Turns records into facts and keeps them in the ledger.
 
     Attributes:
-        queries_done: Offset of the newest Query that had become a Context by the first capture, by partition.
+        queries_done: Offset of the newest Query that had a Context by the first capture, by partition.
         contexts_done: Offset of the newest Context that had been decided by then.
         rewards_done: Offset of the newest Reward that had been applied by then.
-        failures_done: Offset of the newest AttemptFailed that had been followed by then.
+        failures_done: Offset of the newest AttemptFailed that the learner's log had taken into account by then.
         unreadable: Number of records that left no fact, by kind of topic.
-        unpriced: Number of Answers whose cost cannot be computed, by model: the catalogue does not have it.
+        unpriced: Number of Answers whose cost cannot be computed because the catalogue lacks their model, by model.
     """
 
     def __init__(self, ledger: Ledger, catalogue: PriceList) -> None:
@@ -247,10 +247,10 @@ class Facts:
         """Take one record.
 
         Args:
-            kind: Kind of its topic: query, context, decision, answer, reward, feedback or another.
-            part: Its partition.
+            kind: The kind of the record's topic, such as query, context or decision; see `streams.audit.run`.
+            part: The record's partition.
             raw: The record.
-            early: Whether it is before the first capture.
+            early: Whether the record is before the end offsets of the first capture.
         """
         keyed = raw.value is None or raw.key is None or raw.key.startswith(b"\x00")
         if kind == "snapshot" or (kind in ("learner", "join") and keyed):
@@ -398,13 +398,13 @@ class Facts:
 _SORTED: Final = orjson.OPT_SORT_KEYS
 
 
-# In rows of the contextual policy, nine counts of the question follow the embedding, float32 each.
+# In rows of the contextual policy, nine counts of the question (float32) follow the embedding.
 _COUNTING: Final = "contextual"
 _COUNTS_BYTES: Final = 9 * 4
 
 
 def _excused(answer: dict[str, Any]) -> bool:
-    """Return whether an Answer blames a model for a refusal although it did not fail the operator's probe."""
+    """Return whether an Answer blames a model for a refusal although the model did not fail the operator's probe."""
     refused = answer.get("fault") == "model" and answer.get("cause") in ("refused", "filtered")
     return refused and (answer.get("probe") or {"passed": True})["passed"]
 
@@ -426,20 +426,20 @@ def _action(a: dict[str, Any]) -> str:
 
 
 def _boxed(r: dict[str, Any]) -> bool:
-    """Return whether a Reward's grade is that of the last box, compared as the default grader compares it."""
+    """Return whether a Reward's grade is for the answer's last box, compared as the default grader compares it."""
     read, _, rule = r.get("rule", "").rpartition("/")
     by_default = rule in ("number", "text", "math-verify", "program", "too-long")
     return bool(r.get("grader")) and (rule in ("", "no-box") or (read == "box" and by_default))
 
 
 def _whole_number(text: str | None) -> int | None:
-    """Return the integer that a text states, if comparing digits is enough to grade it; otherwise None."""
+    """Return the integer that a text states if it can be graded by comparing digits, or None."""
     digits = "" if text is None else text.strip()
     return int(digits) if len(digits) <= 15 and digits.isascii() and digits.isdigit() else None
 
 
 def _objective(r: dict[str, Any]) -> bytes:
-    """Return a digest of an objective. Fields with their default value are left out, as on the wire."""
+    """Return a digest of a record's objective. Fields with their default value are left out, as on the wire."""
     plain = {"name": None, "version": -1, "price": 0.0, "mean_cost": None, "accuracy": None}
     return _same({name: value for name, value in r["objective"].items() if plain.get(name, r) != value})
 
@@ -453,11 +453,11 @@ def _coefficients(objective: dict[str, Any]) -> tuple[float, float, float, float
 
 
 _NO_TERMS: Final = {**dict.fromkeys(PriceTerms._fields, 0.0), "factor": 1.0}
-"""Defaults of the terms that a price omits."""
+"""Default values of the terms that a price omits."""
 
 
 def _scalar(r: dict[str, Any], score: float | None) -> float | None:
-    """Return the reward of Eq. 4, minus λ·C if the objective has a shadow price; None if a term is not known."""
+    """Return the reward of Eq. 4, minus λ·C if the objective has a shadow price, or None if a term is unknown."""
     if r["correct"] is None or score is None or r["log_cost"] is None:
         return None
     w, v, u, c = _coefficients(r["objective"])
@@ -466,14 +466,14 @@ def _scalar(r: dict[str, Any], score: float | None) -> float | None:
 
 
 def _asked(q: dict[str, Any]) -> bytes:
-    """Return a digest of the question, and of the reference and the grader by which its Answer is graded."""
+    """Return a digest of the question, its options, and the reference and grader with which its Answer is graded."""
     names = ("role", "content", "tool_calls", "tool_call_id", "parts")
     turns = [[m.get(name) for name in names] for m in q.get("messages") or ()]
     return _same([q.get("text"), turns, q.get("options"), q.get("reference"), q.get("grader")])
 
 
 def _unable(d: dict[str, Any]) -> bool:
-    """Return whether the action of a Decision lacks something that its query requires."""
+    """Return whether a Decision's action lacks something that its query requires, or a requirement is not stated."""
     query, action, required = d["query"], d["action"], set(d.get("required", ()))
     options, turns = query.get("options") or {}, query.get("messages") or ()
     parts = (part.get("type") for turn in turns for part in turn.get("parts", ()))

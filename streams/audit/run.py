@@ -1,11 +1,11 @@
-"""The audit: capture the end offsets twice, read every topic once up to there, then account for every query_id.
+"""The audit captures the end offsets twice, reads every topic once up to there, and accounts for every query_id.
 
 **Why twice.** Records keep arriving while the end offsets are being read. Records before the first capture must be
 accounted for; records before the second may explain them. Every record before the first capture was written before the
 second capture began, and so was everything that precedes it: its cause, and whatever its service had to finish first.
-Within a capture, the ends of effects are read before those of their causes: the learner's log, its snapshots, then
-rewards, answers, decisions, contexts, queries, dead letters. So a Reward, for instance, cannot seem to lack a Decision
-that was written between the two reads.
+Within a capture, the end offsets of effects are read before those of their causes: the learner's log, its snapshots,
+rewards, answers, decisions, contexts, queries, and finally dead letters. So a Reward, for instance, cannot seem to lack
+a Decision that was written between the two reads.
 """
 
 import resource
@@ -23,13 +23,13 @@ from streams.settings import Settings
 from streams.topics import Topics
 
 MOST_NAMED: Final = 10_000
-"""Maximum discrepancies listed; any more are only counted."""
+"""Maximum number of discrepancies listed; any more are only counted."""
 
 _EVER_MS: Final = 1 << 62
 
 
 class OpenQuery(Struct, frozen=True):
-    """A query that has not ended: what it waits for, its age, and the time left until its deadline."""
+    """A query that has not ended, with what it is waiting for, its age, and the time left until its deadline."""
 
     query_id: str
     waits_for: str
@@ -43,15 +43,15 @@ class Report(Struct, kw_only=True):
     Attributes:
         queries: Number of ids accounted for.
         states: Number of queries in each state.
-        discrepancies: The query_id or sequence number of each, the check that names it, and what is wrong; at most
-            MOST_NAMED.
+        discrepancies: At most MOST_NAMED discrepancies, each with its query_id or other subject, the check that found
+            it, and a description.
         wrong: Number of discrepancies.
-        pending: The hundred oldest.
-        overdue: Number of queries pending past their deadline.
+        pending: The hundred oldest pending queries.
+        overdue: Number of queries that are pending past their deadline.
         repeated: Number of harmless repeats, which at-least-once delivery allows.
         unreadable: Number of records that could not be read, by kind of topic.
-        unpriced: Number of Answers whose cost was not checked, by model: the catalogue does not have it.
-        learner: Updates counted in the learner's rows, and applied rewards counted in the Rewards.
+        unpriced: Number of Answers whose cost was not checked because the catalogue lacks their model, by model.
+        learner: Number of updates according to the learner's rows, and of applied rewards according to the Rewards.
         records: Number of records read.
         peak_mb: Peak resident memory of this process.
         seconds: Duration of the audit.
@@ -98,7 +98,7 @@ class Report(Struct, kw_only=True):
             self.discrepancies.append(each._asdict())
 
     def settle(self) -> None:
-        """Count each pending query as a discrepancy and list the oldest."""
+        """Count each pending query as a discrepancy, and list the oldest of them."""
         for each in self.pending:
             self.name(Discrepancy("settled", each.query_id, f"is pending: it waits for the {each.waits_for}"))
         self.wrong += self.states.get("pending", 0) - len(self.pending)
@@ -109,8 +109,8 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
 
     Args:
         log: The deployment's topics.
-        settings: The deployment's settings; prefix, catalogue and waits are used.
-        now_ms: The time in ms since the epoch; the default is the clock of this machine.
+        settings: The deployment's settings, of which the prefix, the catalogue, the waits and the concurrency are used.
+        now_ms: The current time in ms since the epoch; by default, that of this machine's clock.
 
     Raises:
         LookupError: none of the topics exists.
@@ -145,7 +145,7 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
 
 
 def _names(topics: Topics) -> dict[str, str]:
-    """Return the topic of each kind, effects before causes."""
+    """Return the name of each kind of topic, effects before causes."""
     return {
         "learner": topics.changelog("decider", "pending"),
         "snapshot": topics.snapshot,
@@ -170,9 +170,9 @@ def _read(
     facts: Facts,
     report: Report,
 ) -> dict[Part, int]:
-    """Read everything once; return the append time of the first record in each partition that has lost records."""
+    """Read everything once. Return the oldest append time in each partition that has lost records, in ms."""
     oldest_ms: dict[Part, int] = {}
-    # The catalogue first: Answers are priced as they are read.
+    # The catalogue's entries come first, because Answers are priced as they are read.
     for kind in sorted(names, key=lambda name: name != "control"):
         for part, span in second.items():
             if part[0] != names[kind]:
@@ -193,7 +193,7 @@ def _known(
 ) -> dict[str, Any]:
     """Return the parameters of the statements in `timeline.sql`, `checks.sql` and `summary.sql`.
 
-    Records appended after kept_… must still be there; retention may have removed earlier ones of the kind.
+    Records of a kind that were appended after kept_<kind> must still be there; retention may have deleted earlier ones.
     """
     known: dict[str, Any] = {
         "query_topic": names["query"],

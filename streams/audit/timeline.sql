@@ -1,9 +1,10 @@
--- From the records of a deployment to one line a query, its one state, and what its Rewards make of the learner's row.
+-- Turns the records of a deployment into one line per query, its state, and the stage that its Rewards imply for the
+-- learner's row.
 --
--- Each statement is named by the comment above it; `checks.py` runs them in this order. Records that were given up have
--- an `error` and do not count, except Queries: those are the question, whoever could read it; and except those that were
--- handled all the same, as what came of them shows. Of repeated records, the first counts. Columns of Timeline such as
--- `decision` are rowids.
+-- Each statement is named by the comment above it; `checks.py` runs them in this order. Records that went to the
+-- dead-letter topic have an `error` and do not count, with two exceptions: Queries, which are the question whether or
+-- not a service could read them, and records that were handled all the same, as later records show. Of repeated
+-- records, the first counts. Columns of Timeline such as `decision` are rowids.
 
 -- name: by_query
 CREATE INDEX by_id_Query ON Query (query_id, part, off);
@@ -42,7 +43,8 @@ WITH Known AS (
     UNION SELECT query_id FROM Reward
     UNION SELECT query_id FROM Row
 ), Id AS (
-    -- The attempt that its Reward says has ended it, or else its Answer; without either, or without its records, the last.
+    -- The attempt that ended the query, according to its Reward or else its Answer. Without either, or without that
+    -- attempt's records, the last attempt is used.
     SELECT query_id, coalesce(
         (SELECT r.attempt FROM Reward r WHERE r.query_id = Known.query_id AND r.error IS NULL ORDER BY r.off LIMIT 1),
         (SELECT a.attempt FROM Answer a WHERE a.query_id = Known.query_id AND a.error IS NULL AND a.seq IS NOT NULL
@@ -51,8 +53,8 @@ WITH Known AS (
 ), Found AS (
     SELECT
         query_id,
-        -- One that was given up may have been handled all the same: who sent its dead letter died before it had
-        -- committed, and the next one read it again. Then it counts.
+        -- A Decision that went to the dead-letter topic may have been handled all the same, if the process that sent
+        -- the dead letter died before it committed and the next one read the Decision again. Then it counts.
         coalesce((SELECT d.rowid FROM Decision d WHERE d.query_id = Id.query_id AND d.attempt = Id.attempt AND (
             d.error IS NULL OR d.error <> 'MisplacedRecord' AND EXISTS (
                 SELECT 1 FROM Reward r WHERE r.query_id = d.query_id AND r.error IS NULL AND r.seq = d.seq))
@@ -61,7 +63,7 @@ WITH Known AS (
             d.error IS NULL OR d.error <> 'MisplacedRecord' AND EXISTS (
                 SELECT 1 FROM Reward r WHERE r.query_id = d.query_id AND r.error IS NULL AND r.seq = d.seq))
             ORDER BY d.error IS NOT NULL, d.attempt DESC, d.part, d.off LIMIT 1)) AS decision,
-        -- Likewise, unless another came before its Reward.
+        -- The same holds for an Answer, unless another Answer came before the Reward.
         (SELECT a.rowid FROM Answer a WHERE a.query_id = Id.query_id AND (
             a.error IS NULL OR a.status <> 'expired' AND EXISTS (
                 SELECT 1 FROM Reward r WHERE r.query_id = a.query_id AND r.error IS NULL AND r.status = a.status))
@@ -73,8 +75,8 @@ WITH Known AS (
             AND r.kind IN ('final', 'correction', 'default') ORDER BY r.part, r.off LIMIT 1) AS closing,
         coalesce((SELECT l.rowid FROM Row l WHERE l.query_id = Id.query_id AND l.attempt = Id.attempt),
             (SELECT l.rowid FROM Row l WHERE l.query_id = Id.query_id ORDER BY l.attempt DESC LIMIT 1)) AS learner,
-        -- Before this time none of its records was written: without a Query, Decision or row, no query waits longer
-        -- than sixty days for its Answer and its feedback.
+        -- None of the query's records was written before this time. Without a Query, Decision or row it is estimated,
+        -- because no query waits longer than sixty days for its Answer and its feedback.
         coalesce(
             (SELECT min(ts) FROM (
                 SELECT q.ts FROM Query q WHERE q.query_id = Id.query_id
@@ -92,7 +94,7 @@ WITH Known AS (
         ) AS since_ms
     FROM Id
 )
--- The Query that was decided, or else the first; others with its id are duplicates.
+-- The Query that was decided, or else the first one. Other Queries with the same id are duplicates.
 SELECT Found.*, CASE
     WHEN decision IS NOT NULL OR learner IS NOT NULL THEN (
         SELECT q.rowid FROM Query q
@@ -139,7 +141,8 @@ WITH Fact AS (
     LEFT JOIN Reward c ON c.rowid = t.closing
     LEFT JOIN Row l ON l.rowid = t.learner
 ), Ending AS (
-    -- `waits_for` is what a pending query waits for; `ending` how another ended, before what was learned is known.
+    -- `waits_for` says what a pending query is waiting for. `ending` says how a query ended, regardless of whether
+    -- anything was learned from it.
     SELECT *, CASE
         WHEN answer IS NULL THEN CASE
             WHEN no_answer IS NOT NULL THEN NULL
@@ -161,7 +164,7 @@ WITH Fact AS (
             THEN 'rejected'
         WHEN answer IS NULL THEN 'closed'
         WHEN status = 'rejected' THEN 'rejected'
-        -- Nothing was chosen, so there is nothing to learn; or what was chosen could not be learned.
+        -- Nothing was chosen, so there is nothing to learn, or the outcome could not be learned.
         WHEN closing IS NULL OR stage NOT IN ('closed', 'priced', 'failed', 'abandoned') THEN 'lost'
         ELSE 'closed'
     END AS ending
@@ -175,13 +178,13 @@ WITH Fact AS (
         ELSE 'answered, not learnable'
     END AS state FROM Ending
 )
--- answered and learned (why)       it has an Answer, and its row entered the policy and is closed; where its model gave
---                                  no text, as wrong and without its cost
--- answered, not learnable (why)    it has an Answer, but no score, no price, or learn: false; or the client's own
---                                  bounds cut it, or it was neither scored nor graded, so that its cost alone was learned
--- expired                          its deadline passed before an Answer came
--- rejected (why)                   it could not be read, or nothing could be chosen for it
--- pending                          anything else, with what it waits for, its age and its deadline
+-- answered and learned (why)       the query has an Answer, and its row entered the policy and is closed; if the model
+--                                  gave no text, it was learned as wrong and without its cost
+-- answered, not learnable (why)    the query has an Answer, but no score, no price, or learn: false; or the client's
+--                                  own bounds cut it, or it was neither scored nor graded, so only its cost was learned
+-- expired                          the deadline passed before an Answer came
+-- rejected (why)                   the query could not be read, or nothing could be chosen for it
+-- pending                          anything else, with what the query is waiting for, its age and its deadline
 SELECT
     query_id,
     state,
@@ -204,19 +207,20 @@ FROM Named;
 CREATE UNIQUE INDEX by_id_State ON State (query_id);
 
 -- name: untold
--- Rewards that say that nobody told in time whether an Answer is right, though this was waited for. Where the wait was cut
--- short, what lies before the Answer was in time.
+-- Rewards that say that nobody graded an Answer in time, although feedback was awaited. If the wait was cut short, only
+-- feedback before the Answer was in time.
 CREATE TABLE Untold AS
 SELECT r.query_id, r.ts, a.ts AS answered_ms, a.part AS answer_part, s.feedback_due_ms - a.ts AS wait_ms,
     iif(r.closed_early, a.ts, s.feedback_due_ms) AS feedback_due_ms
 FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer JOIN State s USING (query_id)
 WHERE r.early AND r.error IS NULL AND r.kind = 'default' AND a.error IS NULL AND a.status = r.status
--- Otherwise it is closed at once.
+-- Otherwise the reward is closed at once.
 AND a.status <> 'cancelled' AND NOT r.bounded AND (r.own_score IS NOT NULL OR r.unscored) AND s.feedback_due_ms > a.ts;
 
 -- name: applied
--- The Rewards of a query, in the order of the log, up to the last that its row says was applied. The first that can be
--- learned from, or that closes, decides the stage; after a provisional one, the one that closes may correct it.
+-- The Rewards of a query, in the order of the log, up to the last that was applied according to its row. The first one
+-- that can be learned from, or that closes the query, decides the stage; if it is provisional, the closing one may
+-- correct it.
 CREATE TABLE Applied AS
 WITH Own AS (
     SELECT
@@ -225,8 +229,8 @@ WITH Own AS (
         r.kind IN ('final', 'correction', 'default') AS closes,
         r.learn AND (r.failed OR (r.score IS NOT NULL OR r.cost_only) AND r.log_cost IS NOT NULL) AS learnable
     FROM Row l JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action
-    -- A Reward that was given up is read again where its process ended before the commit, and then it may be applied:
-    -- the row says so, unless it can mean another.
+    -- A Reward that went to the dead-letter topic is read again if the process ended before the commit, and may then be
+    -- applied. The row says so, unless it can refer to a different Reward.
     WHERE r.error IS NULL OR instr(l.kinds, r.kind) AND NOT EXISTS (
         SELECT 1 FROM Reward x WHERE x.query_id = r.query_id AND x.kind = r.kind AND x.seq = r.seq
         AND x.action = r.action AND x.error IS NULL AND x.off <= l.r_off)
@@ -244,7 +248,8 @@ WITH Own AS (
 SELECT
     l.query_id, l.seq,
     CASE
-        -- What ended an attempt other than a Reward of its own: its AttemptFailed, or a Reward of an earlier attempt.
+        -- The attempt was ended not by a Reward of its own but by its AttemptFailed, or by a Reward of an earlier
+        -- attempt.
         WHEN f.query_id IS NOT NULL THEN iif(f.failed AND l.weight AND l.stage = 'failed', 'failed', 'abandoned')
         WHEN l.attempt > 1 AND EXISTS (
             SELECT 1 FROM Reward r WHERE r.query_id = l.query_id AND r.off = l.r_off AND r.attempt < l.attempt
@@ -267,7 +272,7 @@ LEFT JOIN Failure f ON f.query_id = l.query_id AND f.attempt = l.attempt AND f.o
 CREATE UNIQUE INDEX by_id_Applied ON Applied (query_id, seq);
 
 -- name: change
--- Decisions and changes of the policy, in one order.
+-- Decisions and changes of the policy, in a common order.
 CREATE TABLE Change AS
 SELECT seq, query_id, 'decide' AS does, (
     SELECT version FROM Decision d WHERE d.query_id = Row.query_id AND d.error IS NULL AND d.whole = Row.decision LIMIT 1
@@ -280,7 +285,7 @@ UNION ALL SELECT ended, query_id, 'end', NULL FROM Row WHERE ended >= 0;
 CREATE INDEX by_seq_Change ON Change (seq);
 
 -- name: missing_row
--- Queries that were decided and have no row in the learner's log, though none of its snapshots let it go, and no
+-- Queries that were decided but have no row in the learner's log, although no snapshot allowed the row to leave and no
 -- operator has deleted the log since.
 CREATE TABLE MissingRow AS
 SELECT t.query_id FROM Timeline t JOIN Decision d ON d.rowid = t.decision

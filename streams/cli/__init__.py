@@ -1,6 +1,7 @@
-"""The command line. Each command parses, calls one function and prints; 0 is success, 1 a refusal, 2 a usage error.
+"""The command line. Each command parses its arguments, calls one function and prints the result.
 
-A command's module is imported only when the command runs: importing all of them takes seconds.
+Exit codes are 0 for success, 1 for a refusal or failure and 2 for a usage error. A command's module is imported only
+when the command runs, because importing all of them takes seconds.
 """
 
 import io
@@ -46,10 +47,10 @@ _MODULES: Final = {
 
 
 class RefusingGroup(click.Group):
-    """A group that turns refusals into one line and exit code 1."""
+    """A command group that turns refusals into a one-line message and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; print a refusal as one line."""
+        """Run the command and print a refusal as one line."""
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -63,7 +64,7 @@ class RefusingGroup(click.Group):
                 "the disk was full: delete the __pycache__ folder next to it"
             ) from error
         except (KeyError, IndexError, BrokenPipeError):
-            raise  # our own bug, or a closed pipe, as with `head`
+            raise  # a bug of ours, or a closed pipe, as with `head`
         except Exception as error:
             if not isinstance(error, _refusals()):
                 raise
@@ -72,7 +73,7 @@ class RefusingGroup(click.Group):
 
 
 class _Commands(RefusingGroup):
-    """A group that imports lazily."""
+    """A command group that imports its commands lazily."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -92,7 +93,7 @@ def _refusals() -> tuple[type[Exception], ...]:
     from streams.log.kafka import KafkaError as ReadError
     from streams.log.kafka_clients import KafkaError
 
-    # LookupError: raised by the audit, which shares no code with what it checks.
+    # LookupError is raised by the audit, which shares no code with what it checks.
     return (UniscaleError, Unavailable, KafkaError, ReadError, LookupError, OSError)
 
 
@@ -126,7 +127,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def flags_of_settings(command: F) -> F:
-    """Add the flags that select a deployment; `Settings.from_env` takes them."""
+    """Add the flags that select a deployment, which are passed to `Settings.from_env`."""
     for flag in reversed(_FLAGS):
         command = flag(command)
     return command
@@ -144,11 +145,11 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
 
     Exit codes: 0 success, 1 refused or failed (the last line says why), 2 usage error, 130 interrupted.
     """
-    # A non-UTF-8 terminal cannot show all characters. In a file or pipe none may be lost.
+    # A non-UTF-8 terminal cannot show all characters. In a file or pipe, no character may be lost.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict" and sys.stdout.isatty():
         sys.stdout.reconfigure(errors="replace")
     if ctx.invoked_subcommand == "init" and not (flags["config"] or os.environ.get(variable("config"))):
-        flags["config"] = ""  # it writes the file of that name, and need not read a broken one first
+        flags["config"] = ""  # `init` writes that file, and should not fail because an old one is broken
     ctx.obj = Settings.from_env(os.environ, **flags)
 
 

@@ -1,4 +1,4 @@
-"""`calibrate`: what a token of one's own server costs, from its price per hour and a load."""
+"""`calibrate`: measure the cost of a token on a server of your own, from its price per hour and a load."""
 
 import asyncio
 import time
@@ -43,9 +43,9 @@ from streams.settings import Settings
 def calibrate(settings: Settings, name: str, usd_per_hour: float, at_once: int, seconds: float) -> None:
     """Measure what a token of MODEL costs on a server of your own, and print its price for the catalogue.
 
-    Sends its server a load of requests, half of the time with long prompts and half with long answers, and shares the
-    server's price among the tokens. The price assumes that load: with fewer requests in flight a token costs more.
-    Run it while nothing else uses the server.
+    Sends the server a load of requests, half of the time with long prompts and half with long answers, and divides the
+    server's price among the tokens. The price assumes that load: with fewer requests in flight, a token costs more.
+    Run this command while nothing else uses the server.
     """
     base = Control(settings).base
     model = base.model(name)

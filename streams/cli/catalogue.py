@@ -1,4 +1,4 @@
-"""`catalogue`: add, remove or price a model of a running deployment; list and show its models."""
+"""`catalogue`: add, remove or price a model of a running deployment, and list and show its models."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from streams.topics import Topics
 
 @click.group()
 def catalogue() -> None:
-    """Add or remove a model, or set its price, at run time; list and show the models."""
+    """Add or remove a model, or set its price, at run time, and list and show the models."""
 
 
 @catalogue.command("show")
@@ -70,15 +70,16 @@ def list_models(settings: Settings) -> None:
 def add_entry(settings: Settings, file: Path) -> None:
     """Add the model described by a YAML FILE (one entry, as in a catalogue), or replace it.
 
-    Creates its topics; the executors of its group load it. For a new group, start an executor:
-    `worker executor --group GROUP`. Run it with the deployment's settings, which determine the new topics' partitions.
+    Creates the topics of the model's group, whose executors load the model. For a new group, start an executor with
+    `worker executor --group GROUP`. Run this command with the deployment's settings, which determine the number of
+    partitions of new topics.
     """
     entry = read_yaml(file, "the entry of a model")
     if not isinstance(entry.get("name"), str):
         raise CatalogueError(
             f"{file}: not the entry of a model: write name, checkpoint, architecture, sampling, …"
         )
-    # Whatever release reads it later, the record says the price of today.
+    # The record states today's price, whatever release reads it later.
     record = CatalogueEntry(name=entry["name"], op="add", model=with_list_price(entry))
     before = control.control_state(settings)
     try:
@@ -88,8 +89,8 @@ def add_entry(settings: Settings, file: Path) -> None:
         raise CatalogueError(f"{file}: {error}") from None
     group = after.catalogue.model(record.name).group
     declared = Topics(settings).declared
-    # Settings that differ from the deployment's would create topics with a wrong partition count, which ends every
-    # process.
+    # Settings that differ from the deployment's would create topics with a wrong partition count, and every process
+    # would end.
     kafka_admin.require(settings, declared(before.catalogue.groups))
     kafka_admin.create(settings, declared(after.catalogue.groups))
     kafka_admin.require(settings, declared(after.catalogue.groups))  # topics of an existing group
@@ -132,9 +133,9 @@ def price(
     of_output: float | None,
     cached_input: float | None,
 ) -> None:
-    """Set the price of model NAME: its price factor (a query costs its eFLOPs times FACTOR), or prices in USD.
+    """Set the price of model NAME: a price factor (a query costs its eFLOPs times FACTOR), or prices in USD.
 
-    Takes effect with the next decision. Queries decided before keep their price.
+    Takes effect with the next decision. Queries that were decided earlier keep their price.
     """
     prices = None
     if of_input is not None and of_output is not None:

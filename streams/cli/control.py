@@ -1,4 +1,4 @@
-"""The state of `control` as a command sees it, and how a command writes a record there."""
+"""The control state as commands see it, and how they write control records."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,11 +29,11 @@ def _echo_note(text: str) -> None:
 
 
 def control_state(settings: Settings, note: Callable[[str], None] = _echo_note) -> ControlState:
-    """Return the current control state: catalogue file, configured objectives and control records on the broker.
+    """Return the current control state, from the catalogue file, configured objectives and control records.
 
     Args:
-        settings: Of the deployment.
-        note: Called with what is to be said of each record that has no effect.
+        settings: The deployment's settings.
+        note: Called with a message about each control record that has no effect.
     """
     base = catalogue_of(settings)
     found = ControlState.of(base, settings.queries.own_objectives(), default_objective(settings))
@@ -46,7 +46,7 @@ def control_state(settings: Settings, note: Callable[[str], None] = _echo_note) 
 
 
 def entries(settings: Settings) -> Iterator[tuple[int, ControlRecord]]:
-    """Yield the readable control records on the broker, with their offsets."""
+    """Yield the readable control records on the broker, each with its offset; print a note about the others."""
     for record in read_all(settings, [Topics(settings).control]):
         if record.value:
             try:
@@ -62,7 +62,10 @@ def send(settings: Settings, entry: ControlRecord) -> int:
 
 
 def freeze_cost_range(settings: Settings) -> None:
-    """Write the catalogue's cost range to `control`, once, and print it, so that later prices do not change it."""
+    """Write the catalogue's cost range to `control`, so that later prices do not change it, and print it.
+
+    Does nothing if the catalogue file states a range, or if one is already in `control`.
+    """
     if states_cost_range(Path(settings.catalogue)):
         return
     if any(isinstance(entry, CostBoundsEntry) for _, entry in entries(settings)):

@@ -86,11 +86,11 @@ def demo(
 ) -> None:
     """Run questions through the whole loop on this machine and see the choices improve.
 
-    Starts a broker and all services with the six mini models and sends the questions with several in flight. The policy
-    chooses for each question; its baselines, one sample of the largest model and a search with it, get the same
-    questions, without learning. Audits the log and stops everything it started. Prints the policy's accuracy and cost
-    against each baseline, then the figures; writes summary.json and report.html. Exits with 1 if a query has no Answer
-    or the audit finds a discrepancy.
+    Starts a broker and all services with the six mini models and sends the questions, several at a time. The policy
+    chooses a configuration for each question. Its baselines, by default one sample of the largest model and a search
+    with it, get the same questions, and nothing is learned from them. Afterwards the demo audits the log and stops
+    everything it started. It prints the policy's accuracy and cost against each baseline, then the figures, and writes
+    summary.json and report.html. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
     """
     console = Console()
     if objective is not None:

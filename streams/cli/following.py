@@ -1,4 +1,4 @@
-"""`follow`: the records of any topics, live or from a time, one per line."""
+"""`follow`: print the records of any topics, one per line, as they arrive or from a given time on."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -14,22 +14,22 @@ from schemas.errors import UniscaleError, closest
 from streams.client.events import RECORDS, EventFollower, Kind, QueryEvent, executor_groups
 from streams.settings import Settings
 
-# Conditions on records, such as `price.cost=1e9`: checked against the fields before the first record is read.
+# Conditions on records, such as `price.cost=1e9`. Their fields are checked before the first record is read.
 
 _ID = ("query_id",)
-"""Field that every event has, whether its record contains the id directly or in a nested record."""
+"""The field that every event has, whether its record contains the id directly or in a nested record."""
 
 
 class WrongCondition(UniscaleError):
-    """A condition names a field that the records do not have, or is not FIELD=VALUE. The message says what to write."""
+    """A condition names a field that the records lack, or does not have the form FIELD=VALUE."""
 
 
 class Condition(Struct, frozen=True):
-    """A field of a record has a value.
+    """The condition that a record's field has a given value.
 
     Attributes:
         path: The names of the enclosing fields, outermost first, then the field's name.
-        text: The value: as JSON, or as text without quotation marks.
+        text: The value, as JSON or as text without quotation marks.
     """
 
     path: tuple[str, ...]
@@ -37,14 +37,14 @@ class Condition(Struct, frozen=True):
 
     @classmethod
     def parse(cls, said: str, kinds: Iterable[Kind]) -> "Condition":
-        """Return the condition of `FIELD=VALUE`.
+        """Parse a condition of the form `FIELD=VALUE`.
 
         Args:
             said: The condition. A nested field is written `price.cost`; in a list, any element may match.
-            kinds: Kinds of records to match: each must have the field.
+            kinds: The kinds of records to match. Each must have the field.
 
         Raises:
-            WrongCondition: it has another form, or a kind has no such field.
+            WrongCondition: the condition does not have this form, or a kind has no such field.
         """
         field, equals, text = said.partition("=")
         if not (field and equals):
@@ -64,7 +64,10 @@ class Condition(Struct, frozen=True):
 
 
 def values_of(event: QueryEvent, path: tuple[str, ...]) -> Iterator[Any]:
-    """Yield the values of a field: from every element of a list on the path, none if anything on it is null."""
+    """Yield the values of a field, from every element of any list on the path.
+
+    Yields None if a field on the path is null or missing.
+    """
     if path == _ID:
         yield event.query_id
         return
@@ -75,10 +78,10 @@ def values_of(event: QueryEvent, path: tuple[str, ...]) -> Iterator[Any]:
 
 
 def check_field(kind: Kind, path: tuple[str, ...]) -> None:
-    """Refuse a field that records of a kind do not have.
+    """Raise an error if records of a kind do not have a field.
 
     Raises:
-        WrongCondition: naming the available fields.
+        WrongCondition: there is no such field; the message suggests one.
     """
     if path == _ID:
         return
@@ -145,7 +148,7 @@ SHOWN: Final[dict[Kind, tuple[str, ...]]] = {
     ),
     "heartbeat": ("models", "in_flight", "stopping"),
 }
-"""Fields of a record shown in its line."""
+"""The fields shown in the line for a record, by kind."""
 
 _TOPICS: Final[dict[str, Kind]] = {
     "action-decision": "decision",
@@ -162,7 +165,7 @@ class SinceTime(click.ParamType):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the time; raise a usage error if it is not one."""
+        """Return the time, or raise a usage error if the value is not a time."""
         if isinstance(value, int):
             return value
         if ago := re.fullmatch(r"(\d{1,6})([smhd])", value):
@@ -216,7 +219,7 @@ def follow(
 
 
 def line_of(event: QueryEvent) -> str:
-    """Return a readable line for an event: time, kind, query, and the main fields."""
+    """Return a readable line for an event, with its time, kind, query and main fields."""
     at = datetime.fromtimestamp(event.at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
     about = event.query_id or getattr(event.record, "key", "")
     return " ".join([f"{at}Z", event.kind, _in_a_line(about), *_told(event)])
@@ -240,7 +243,7 @@ def _in_words(value: Any) -> str:
 
 
 def _in_a_line(text: str) -> str:
-    """Return the start of a text without line breaks and other control characters."""
+    """Return the start of a text, with line breaks and other control characters replaced by spaces."""
     short = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
     return "".join(each if each.isprintable() else " " for each in short)
 

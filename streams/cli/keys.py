@@ -1,4 +1,4 @@
-"""`keys`: API keys of the gateway. A key is shown once; the topics hold only its SHA-256."""
+"""`keys`: the API keys of the gateway. A key is shown only once; the topics hold only its SHA-256."""
 
 import hashlib
 import secrets
@@ -89,7 +89,7 @@ def add(
     if if_none and (known := _known(settings)):
         click.echo(f"{len(known)} keys exist, none was added; `keys list` shows them", err=True)
         return
-    check_name("KeyEntry", "tenant", tenant)  # as in a Query: otherwise every request would be refused
+    check_name("KeyEntry", "tenant", tenant)  # a Query with an invalid tenant would be refused
     unit = catalogue_of(settings).unit
     other = {"usd": "eflops", "eflops": "usd"}[unit]
     if limits[f"{other}_per_day"] is not None:
@@ -122,7 +122,7 @@ def add(
 @click.argument("name")
 @click.pass_obj
 def revoke(settings: Settings, name: str) -> None:
-    """Revoke the API key called NAME. Requests with it are refused from then on."""
+    """Revoke the API key called NAME. From then on, requests with this key are refused."""
     if name not in _known(settings):
         raise UnknownKey(f"key {name!r} does not exist; `keys list` shows the names")
     control.send(settings, KeyEntry(name=name, op="revoke"))

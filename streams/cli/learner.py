@@ -1,4 +1,4 @@
-"""`learner`: check, repair, export or reset the log; `prior`: from outcomes; `verify-decisions`: replay the log."""
+"""Commands on what is learned: `learner` (check, repair, export or reset the log), `prior` and `verify-decisions`."""
 
 import sys
 from collections.abc import Collection, Iterator
@@ -39,7 +39,7 @@ from streams.topics import Topics
 
 R = TypeVar("R", bound=Record)
 
-# The graded decisions on the broker as rows of `logged.jsonl`, from which `python -m streams prior` makes a prior.
+# The graded decisions on the broker, as rows of `logged.jsonl`, from which `python -m streams prior` makes a prior.
 
 
 def graded(settings: Settings, topics: Topics) -> Iterator[LoggedOutcome]:
@@ -65,7 +65,7 @@ def _decoded(settings: Settings, topic: str, kind: type[R]) -> Iterator[R]:
 
 
 def graded_row(decision: Decision, reward: Reward) -> LoggedOutcome | None:
-    """Return a decision and its outcome; None without a propensity, or if nothing may be learned from it."""
+    """Return a decision and its outcome, or None if it has no propensity or nothing may be learned from it."""
     if not decision.propensity or not reward.learn:
         return None
     return outcome_of(decision.query, reward, propensity=decision.propensity, features=decision.features)
@@ -77,11 +77,11 @@ _YES = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 
 class _Log:
-    """The learner's log as read at startup: the newest value of each key, in the order of writing.
+    """The learner's log as a decider reads it at startup: the newest value of each key, in the order of writing.
 
     Attributes:
-        earlier: The previous value of each key, if the topic still has it.
-        offsets: Offset of the newest value of each key.
+        earlier: The previous value of each key of the changelog, if the topic still holds it.
+        offsets: The offset of the newest value, by topic and key.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -106,12 +106,12 @@ class _Log:
 
     @classmethod
     def of_stopped(cls, settings: Settings) -> Self:
-        """Read the log while no decider writes it. Raises StillRunning."""
+        """Read the log while no decider is running. Raises StillRunning."""
         require_stopped(settings, Topics(settings).app_id("decider"))
         return cls(settings)
 
     def confirm(self, question: str) -> None:
-        """Ask the operator to confirm, and refuse to continue if a decider has written meanwhile."""
+        """Ask the operator to confirm, and refuse to continue if a decider has written in the meantime."""
         click.confirm(question, abort=True, err=True)
         if self.of_stopped(self.settings).end != self.end:
             raise click.ClickException("a decider has run meanwhile: stop it, and begin again")
@@ -136,7 +136,7 @@ class _Log:
         )
 
     def refused(self) -> list[Refused]:
-        """Return every reason for which a decider with these settings refuses the log."""
+        """Return every record because of which a decider with these settings would refuse the log."""
         return refused(self.rows, self.snapshots, self.decider().policy.load, self._decisions)
 
     def shown(self, each: Refused) -> str:
@@ -168,9 +168,9 @@ def learner() -> None:
 @learner.command("check")
 @click.pass_obj
 def check(settings: Settings) -> None:
-    """Read the learner's log and snapshots, and report every record that a decider refuses or did not write.
+    """Read the learner's log and snapshots, and report every record that a decider would refuse or did not write.
 
-    Exits with 1 if there is one. A complete log is folded as a decider does when it starts.
+    Exits with 1 if there is such a record. If there is none, the log is folded as a decider does when it starts.
     """
     log = _Log(settings)
     if found := log.refused():
@@ -194,11 +194,11 @@ def check(settings: Settings) -> None:
 @_YES
 @click.pass_obj
 def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
-    """Remove exactly what `check` names, so that a decider can start again.
+    """Remove exactly the records that `check` reports, so that a decider can start again.
 
-    If such a record has replaced a row that the topic still has, the row is restored; the query of any other
-    removed row counts as ended. The rest of the log becomes a snapshot. Refused while a decider runs. Run `learner
-    export` first to keep a copy.
+    If such a record has replaced a row that the topic still holds, the row is restored; the query of any other
+    removed row counts as ended. The rest of the log is saved as a snapshot. Refused while a decider is running. Run
+    `learner export` first to keep a copy.
     """
     log = _Log.of_stopped(settings)
     found = log.refused()
@@ -235,9 +235,9 @@ def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
 def export(settings: Settings, folder: Path) -> None:
     """Write the learner's rows, its state, and its outcomes to FOLDER.
 
-    `rows.jsonl` has the rows of the log unchanged; `state.bin` the policy's state, if the log is complete;
-    `logged.jsonl` the graded decisions that are still on the broker, each with its propensity, as
-    `python -m streams prior` reads them.
+    `rows.jsonl` has the unchanged rows of the log. `state.bin` has the policy's state, if `learner check` finds nothing
+    wrong. `logged.jsonl` has the graded decisions that are still on the broker, each with its propensity, in the form
+    that `python -m streams prior` reads.
     """
     log = _Log(settings)
     folder.mkdir(parents=True, exist_ok=True)
@@ -259,11 +259,11 @@ def export(settings: Settings, folder: Path) -> None:
 @_YES
 @click.pass_obj
 def reset(settings: Settings, yes: bool) -> None:
-    """Forget everything that was learned: the next decider starts from nothing, or from UNISCALE_PRIOR.
+    """Forget everything that was learned. The next decider starts from nothing, or from UNISCALE_PRIOR.
 
-    Deletes the learner's log and snapshots. Let the queries in flight end first: their rewards are not learned.
-    Records that the decider has read are not read again. The audit does not report the deleted rows as missing. Refused
-    while a decider runs.
+    Deletes the learner's log and snapshots. Let the queries in flight end first, because nothing will be learned from
+    their rewards. Records that the decider has read are not read again. The audit does not report the deleted rows as
+    missing. Refused while a decider is running.
     """
     log = _Log.of_stopped(settings)
     if not yes:
@@ -309,11 +309,11 @@ def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:
             yield row
 
 
-# `verify-decisions`: replay the learner's log and compare every Decision with the recomputed one.
+# `verify-decisions`: replay the learner's log and compare every Decision with the one recomputed from it.
 
 
 _SHOWN = 10
-"""Maximum mismatches printed; more are only counted."""
+"""Maximum number of mismatches printed; any more are only counted."""
 
 
 @click.command("verify-decisions")
@@ -322,7 +322,7 @@ def verify_decisions(settings: Settings) -> None:
     """Rebuild the policy from the learner's log and snapshots, and check every Decision against it.
 
     Run with the settings of the live decider (policy, options, warm-up, seed, encoder). If rows have been removed
-    from the log, it starts at the oldest snapshot. Exits with 1 if a Decision differs.
+    from the log, checking starts at the oldest snapshot. Exits with 1 if a Decision differs.
     """
     topics = Topics(settings)
     records = latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])
@@ -347,7 +347,7 @@ def verify_decisions(settings: Settings) -> None:
     sys.exit(1 if found else 0)
 
 
-# `prior`: what recorded outcomes teach before the first query.
+# `prior`: make a prior, from which a learner starts, from recorded outcomes.
 
 
 @click.command()
@@ -373,10 +373,10 @@ def verify_decisions(settings: Settings) -> None:
 )
 @click.pass_obj
 def prior(settings: Settings, log: Path, out: Path, cap: float, context: tuple[str, ...]) -> None:
-    """Make a prior from LOG: outcomes that `record` or `learner export` wrote, or others in the same columns.
+    """Make a prior from LOG, which has outcomes that `record` or `learner export` wrote, or others in the same columns.
 
-    LOG is JSON lines, CSV or Parquet with text, action (model/qp/cp/bs), correct, cost and propensity, and score where
-    there is one. Run with the settings of the decider: policy, options, encoder, catalogue. Start that with
+    LOG is JSON lines, CSV or Parquet with text, action (model/qp/cp/bs), correct, cost and propensity, and score if
+    there is one. Run with the settings of the decider: policy, options, encoder, catalogue. Then start the decider with
     UNISCALE_PRIOR=FILE and an empty log.
     """
     encoder = encoder_of(settings.encoder)

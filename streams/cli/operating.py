@@ -1,4 +1,4 @@
-"""`audit`, `dead-letters`: check a deployment from its topics."""
+"""`audit` checks a deployment from its topics, and `dead-letters` lists or retries records that failed."""
 
 import contextlib
 import sys
@@ -30,9 +30,9 @@ _SHOWN = 20
 def audit(settings: Settings, as_json: bool, settled: bool) -> None:
     """Account for every query_id: answered and learned, answered but not learnable, expired, rejected, or pending.
 
-    Reads the raw topics up to their current ends, on a running or stopped system, and checks that Decision,
-    Answer, Reward and the learner's row agree, that each cost follows from its trace, and that nothing was skipped.
-    Run with the deployment's settings. Exits with 1 and prints the ids if anything disagrees.
+    Reads the raw topics of a running or stopped system up to their current ends. Checks that each query's Decision,
+    Answer, Reward and learner's row agree, that its cost follows from its trace, and that nothing was skipped. Run with
+    the deployment's settings. Exits with 1 and prints the ids if anything disagrees.
     """
     from streams import audit as package  # imports numpy, which would slow down `--help`
 
@@ -67,7 +67,7 @@ def _table(report: "package.Report") -> str:  # type: ignore[name-defined]  # no
 
 
 def read_dead_letters(settings: Settings) -> list[DeadLetter]:
-    """Return the dead letters on the broker, oldest first."""
+    """Return the dead letters that are still on the broker, oldest first."""
     found = []
     for record in read_all(settings, [Topics(settings).dead_letter]):
         try:
@@ -86,7 +86,7 @@ def dead_letters() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.pass_obj
 def show(settings: Settings, as_json: bool) -> None:
-    """Print every dead letter: where the record is, which service could not handle it, and why."""
+    """Print every dead letter: the record's position, the service that could not handle it, and why."""
     found = read_dead_letters(settings)
     if as_json:
         for x in found:
@@ -119,9 +119,9 @@ def show(settings: Settings, as_json: bool) -> None:
 def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> None:
     """Read records at their ORIGINS (topic/partition/offset, as `list` prints them) and send them again.
 
-    Fix the cause first: an invalid record becomes a dead letter again. A query whose Answer is `rejected` keeps that
-    Answer, because the first one counts: send it under a new id instead. --all skips queries whose id is taken.
-    Exits with 1 if the topic no longer holds an origin.
+    Fix the cause first, or the record will end in the dead-letter topic again. A query whose Answer is `rejected` keeps
+    that Answer, because the first one counts; send the query under a new id instead. --all skips queries whose id is
+    taken. Exits with 1 if a topic no longer holds a record.
     """
     if bool(origins) == everything:
         raise click.UsageError("give ORIGINS, or --all")
@@ -146,9 +146,9 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
 
 
 def _newest(known: Iterable[DeadLetter]) -> list[str]:
-    """Return the origin of each record's newest dead letter: a failed retry adds another one.
+    """Return the origin in each record's newest dead letter, because a failed retry adds another dead letter.
 
-    A query whose id is taken would fail again.
+    Queries whose id is taken are left out, because they would fail again.
     """
     newest = {(x.origin.topic, x.sha256): x for x in known}
     return [x.key for x in newest.values() if x.error != DuplicateQuery.__name__]

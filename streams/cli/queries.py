@@ -44,7 +44,8 @@ from streams.topics import Topics
 def send_and_wait(settings: Settings, queries: Sequence[Query], pace: SendSchedule, *, wait: bool) -> int:
     """Send queries, optionally wait for their Answers, print how they ended, and return the exit code.
 
-    0 when all were sent and, with `wait`, have an Answer; 1 when one has none in time, or its id was in use.
+    The exit code is 0 if all queries were sent and, with `wait`, have an Answer. It is 1 if a query has no Answer in
+    time or its id was already in use.
     """
     with Client(settings) as client, bars() as bar:
         sent = bar.add_task("sent", total=len(queries))
@@ -75,7 +76,7 @@ def send_and_wait(settings: Settings, queries: Sequence[Query], pace: SendSchedu
 
 
 def bars(console: Console | None = None) -> Progress:
-    """Return progress bars with a count and the time elapsed."""
+    """Return progress bars that show a count and the elapsed time."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -248,7 +249,7 @@ def produce(
 @click.option("--text/--no-text", default=False, help="Include the text of the answer.")
 @click.pass_obj
 def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> None:
-    """Print Answers as JSON lines: for each query the first, which is the one that counts."""
+    """Print Answers as JSON lines. For each query, only the first is printed, because it is the one that counts."""
     with Client(settings) as client:
         for answer in client.answers(everything=everything, follow=follow):
             line = {
@@ -285,9 +286,9 @@ def feedback(settings: Settings, query_id: str, correct: str, source: str) -> No
 
 # `explain QUERY_ID`: why this action was chosen, with every step, score, pruned path and part of the cost.
 
-# Drafts shown by default.
+# Maximum number of drafts shown by default.
 _DRAFTS = 40
-# Pruned paths explained per step.
+# Maximum number of pruned paths explained per step.
 _PRUNED = 8
 # Compact tables, for terminals of 80 columns.
 _NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
@@ -299,9 +300,9 @@ _NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad
 @click.option("--json", "as_json", is_flag=True, help="Print the records instead.")
 @click.pass_obj
 def explain(settings: Settings, query_id: str, drafts: bool, as_json: bool) -> None:
-    """Explain one query from the log: means, widths, runner-ups, every step, score, pruned path and the cost.
+    """Explain one query from the log: means, widths, runners-up, every step, score and pruned path, and the cost.
 
-    Exits with 1 if there is no record under this id.
+    Exits with 1 if there is no record with this id.
     """
     with Client(settings) as client:
         timeline = client.explain(query_id)
@@ -345,7 +346,7 @@ def explain(settings: Settings, query_id: str, drafts: bool, as_json: bool) -> N
 
 
 def _earlier(console: Console, decision: Decision) -> None:
-    """Print each attempt that failed before the one that counts: what was asked, why it failed, and what it cost."""
+    """Print each failed attempt before the one that counts: its action, why it failed, and what it cost."""
     unit = UNITS[decision.objective.cost_range.unit]
     for each in decision.earlier:
         whose = ", ".join(part for part in (each.fault, each.cause) if part) or "nobody's fault"
@@ -421,7 +422,7 @@ def _search(console: Console, answer: Answer, drafts: bool) -> None:
 
 
 def _steps(steps: Sequence[StepExplained]) -> Table:
-    """Return one row per step: the fates of its drafts, and the state of search control after it."""
+    """Return a table with one row per step: the fates of its drafts, and the state of search control after it."""
     table = Table(
         "step",
         "drafts",
@@ -454,7 +455,7 @@ def _steps(steps: Sequence[StepExplained]) -> Table:
 
 
 def _early_exit(console: Console, answer: Answer, steps: Sequence[StepExplained]) -> None:
-    """Print why each path was pruned: the score it could still reach, and the score it had to beat."""
+    """Print why each path was pruned: the score that it could still reach, and the score that it had to beat."""
     eta = answer.limits.eta if answer.limits is not None else 1.0
     for step in steps:
         pruned = [draft for draft in step.drafts if draft.fate == "early_exit"]
@@ -534,7 +535,7 @@ def _times(console: Console, timeline: Timeline) -> None:
 
 
 def _spent(spent: Spent, total_s: float) -> Table:
-    """Return where the time from the Query's append to the Answer's went."""
+    """Return a table of where the time went between the append of the Query and that of the Answer."""
     seconds = {name.removesuffix("_s"): s for name, s in msgspec.structs.asdict(spent).items()}
     seconds |= {"between services": max(0.0, total_s - spent.total_s), "in all": total_s}
     table = Table("component", "ms", "%", title="where the time went")
@@ -587,8 +588,8 @@ def replay(
 ) -> None:
     """Send recorded queries from FILE (.jsonl, .csv, .parquet) or the `query` topic again, under ids RUN:<old id>.
 
-    Keeps the recorded pace unless --speed or --rate says otherwise. Skips queries that are replays themselves.
-    References and pins are kept; deadlines restart. Ends with a report (docs/replay.md).
+    Keeps the recorded pace unless --speed or --rate says otherwise. Skips queries that are themselves replays.
+    References and pins are kept; deadlines restart. Prints a report at the end (docs/replay.md).
     """
     if speed is not None and rate is not None:
         raise click.UsageError("--speed and --rate: give one of them")
@@ -641,7 +642,7 @@ def _ms(at: datetime | None, default: int) -> int:
 
 
 def _recorded(settings: Settings, since_ms: int, until_ms: int) -> Generator[Recorded, None, None]:
-    """Yield the queries of the topic in order of append time, without replays."""
+    """Yield the queries of the topic, except replays, in order of append time."""
     seen: OrderedDict[str, None] = OrderedDict()
     with BlockingLog(settings) as log:
         for record in log.read_in_time(Topics(settings).query, since_ms, until_ms):
@@ -658,7 +659,7 @@ def _recorded(settings: Settings, since_ms: int, until_ms: int) -> Generator[Rec
 
 
 _MOST_SEEN = 1_000_000
-"""Ids kept to recognise queries that were sent twice."""
+"""Maximum number of ids kept to recognise queries that were sent twice."""
 
 
 COMMANDS = [ask, produce, answers, feedback, explain, replay]

@@ -1,4 +1,4 @@
-"""Commands that start processes (`up`, `worker`, `broker`) or manage topics."""
+"""Commands that start processes (`up`, `worker`, `broker`) or manage topics (`topics`)."""
 
 import contextlib
 import os
@@ -55,9 +55,9 @@ _data = click.option(
 def worker(settings: Settings, service: str, group: str, instance: str, metrics_port: int) -> None:
     """Run one service in this process until SIGTERM or Ctrl-C.
 
-    Topics must exist (`topics create`). A worker that exits by itself has failed: run it under a supervisor
-    (`up`, systemd, Docker). Keep its --instance across restarts, so that it gets its partitions back without a
-    wait.
+    Topics must exist (`topics create`). A worker that exits by itself has failed, so run it under a supervisor
+    (`up`, systemd, Docker). Keep its --instance across restarts, so that it gets its partitions back without
+    waiting.
     """
     from streams.worker import run_service
 
@@ -156,7 +156,7 @@ def up(
 @_data
 @click.pass_obj
 def broker_command(settings: Settings, kind: str, port: int, data: Path) -> None:
-    """Run a broker on this machine until Ctrl-C: Apache Kafka if it is installed, else the embedded one."""
+    """Run a broker on this machine until Ctrl-C: Apache Kafka if it is installed, otherwise the embedded broker."""
     chosen = LocalBroker.choose(kind, os.environ, port=port, directory=data)  # type: ignore[arg-type]
     with stopped_by_signals(), chosen as running:
         click.echo(f"{running.version} on {running.bootstrap}; {running.kept}; Ctrl-C stops it")
@@ -170,7 +170,7 @@ def broker_command(settings: Settings, kind: str, port: int, data: Path) -> None
 
 
 def declared(settings: Settings, groups: tuple[str, ...] = ()) -> list[Topic]:
-    """Return the topics of the deployment, for the groups of the catalogue and further ones."""
+    """Return the topics of the deployment, for the catalogue's groups and any further groups."""
     return Topics(settings).declared([*load_catalogue(Path(settings.catalogue)).groups, *groups])
 
 

@@ -1,4 +1,4 @@
-"""`init`, `check`: a configuration file from one's servers, and what is wrong with one."""
+"""`init` writes a configuration file for given servers, and `check` looks for mistakes in a configuration."""
 
 import asyncio
 import os
@@ -26,19 +26,19 @@ from streams.setup.starter import FILL_IN, Kind, Source, starter, unfilled
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# `init`: servers in, one commented file out.
+# `init`: write one commented file from the servers given.
 
 KEY_ENV: Final = {"openai": "OPENAI_API_KEY", "litellm": "LITELLM_API_KEY"}
-"""Environment variable with the key of a server for which none is named; it is used if it is set."""
+"""Environment variable, if set, that holds the API key of a server for which no variable is named."""
 
 MOST_MODELS: Final = 12
-"""Models of one server that are taken without being named: hosted APIs list dozens, most of which cannot chat."""
+"""Maximum number of models of a server if none are named. Hosted APIs list dozens, most of which cannot chat."""
 
 _PATIENCE_S: Final = 20.0
 
 
 class SetupRefused(UniscaleError):
-    """No file can be made from what was given. The message names the option and the fix."""
+    """No file can be written with these options. The message names the option at fault and the fix."""
 
 
 class _Asked(Struct, frozen=True):
@@ -54,10 +54,10 @@ class _Asked(Struct, frozen=True):
 
     @classmethod
     def read(cls, kind: Kind, text: str) -> "_Asked":
-        """Return what an option says.
+        """Return the server that an option's value names.
 
         Raises:
-            SetupRefused: it is no address, or names a variable that is not set.
+            SetupRefused: the value is not an address, or names a variable that is not set.
         """
         url, _, named = (part.strip() for part in text.partition(","))
         if not url.startswith(("http://", "https://")):
@@ -103,8 +103,9 @@ def init(
     """Write one commented configuration file that serves the models of your servers.
 
     Reads /v1/models of each server, and /model/info of LiteLLM's proxy. KEY_ENV names the environment variable that
-    holds the server's API key, by default OPENAI_API_KEY and LITELLM_API_KEY, if they are set; the key of a vLLM server
-    is UNISCALE_ENGINE_KEY. What no server says, such as a price, is assumed, and its line marked FILL IN.
+    holds the server's API key, by default OPENAI_API_KEY or LITELLM_API_KEY if it is set; the key of a vLLM server is
+    UNISCALE_ENGINE_KEY. Values that no server states, such as some prices, are assumed, and their lines are marked
+    FILL IN.
     """
     asked = [_Asked.read(kind, text) for kind in ("vllm", "openai", "litellm") for text in given[kind]]
     if not asked:
@@ -128,7 +129,7 @@ async def _source(asked: _Asked, settings: Settings, wanted: tuple[str, ...]) ->
     """Ask a server for its models.
 
     Raises:
-        SetupRefused: naming the option and the fix.
+        SetupRefused: the server does not answer, or has no suitable model; the message names the option and the fix.
     """
     if asked.kind == "vllm":
         key, name = (
@@ -151,7 +152,7 @@ async def _source(asked: _Asked, settings: Settings, wanted: tuple[str, ...]) ->
 
 
 def _listed_price(model: Listed, url: str) -> Listed:
-    """Return a model with its list price, if that is known."""
+    """Return a model with its list price, or unchanged if that is unknown."""
     try:
         return msgspec.structs.replace(model, price=list_price(url, model.id), priced_by=SOURCE)
     except InvalidField:
@@ -191,17 +192,17 @@ def _chosen(asked: _Asked, found: list[Listed], wanted: tuple[str, ...]) -> list
     return chosen
 
 
-# `check`: a configuration in, a table of findings out.
+# `check`: print a table of findings about a configuration.
 
 
 @click.command("check")
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_context
 def check(context: click.Context, file: Path | None) -> None:
-    """Look for mistakes in a configuration FILE (uniscale.yaml), or in a catalogue's, before `up` meets them.
+    """Look for mistakes in FILE, a configuration (uniscale.yaml) or a catalogue, before `up` runs into them.
 
-    Asks every server for one token with the parameters of its entry, and compares contexts, prices, units, prior and
-    topics. Prints what it found and what to do; exits with 1 if anything would fail.
+    Requests one token from every server with the parameters of its entry, and checks contexts, prices, units, prior and
+    topics. Prints what it found and what to do. Exits with 1 if anything would fail.
     """
     from streams.setup.checking import Finding, findings_of  # imports numpy and the services
 
@@ -223,7 +224,7 @@ def check(context: click.Context, file: Path | None) -> None:
 
 
 def _settings(context: click.Context, file: Path | None) -> Settings:
-    """Return the settings of a configuration file, or with a catalogue; those of the command line without either."""
+    """Return the settings with FILE as configuration or catalogue; without FILE, those of the command line."""
     assert context.parent is not None
     if file is None:
         settings: Settings = context.obj

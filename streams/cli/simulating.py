@@ -1,4 +1,4 @@
-"""`simulate`: random histories in memory with faults; every query must be accounted for in the end."""
+"""`simulate`: run random histories with faults in memory and check that every query is accounted for in the end."""
 
 import sys
 import time
@@ -24,9 +24,9 @@ def simulate_command(
 ) -> None:
     """Simulate deployments, traffic and faults in memory, all drawn from seeds, and check the outcome.
 
-    Each history ends with everything restarted, drained, audited and folded again. The same seeds print the same
-    bytes; timings, the table of faults and failures go to standard error. Exits with 1 if a history fails, or if models
-    that should not be chosen get more than a tenth of the last choices of all histories together.
+    At the end of each history, everything is restarted, drained, audited and folded again. The same seeds print the
+    same bytes; timings, the table of faults, and failures go to standard error. Exits with 1 if a history fails, or if
+    models that should not be chosen get more than a tenth of the last choices of all histories together.
     """
     began_s = time.monotonic()
     first, last = seeds_of(seeds)

@@ -1,1 +1,1 @@
-"""The demonstration: questions through the whole loop, a summary and a report."""
+"""The demo: it runs questions through the whole loop, and writes a summary and a report."""

@@ -1,7 +1,7 @@
-"""Compares the policy with baselines: every query against fixed configurations of the largest model.
+"""Compares the policy with baselines, which send every question to fixed configurations of the largest model, too.
 
-A baseline has the same question, is pinned to its control's action and is not learned from (`Query.learn`), so that
-accuracy and cost are paired by question. Runs with other seeds are pooled by
+A baseline has the same question as its query, is pinned to its control's action, and is not learned from
+(`Query.learn`), so that accuracy and cost are paired by question. To pool runs with different seeds:
 
     python -m streams.demo.paired out/demo-3/summary.json out/demo-23/summary.json …
 """
@@ -29,12 +29,12 @@ LEVEL = (2.5, 97.5)
 
 
 def baseline_for(query: Query, action: str, paired: bool = True) -> Query:
-    """Return a baseline of a query: pinned to an action, without an objective of its own.
+    """Return a baseline of a query, which is pinned to an action and names no objective.
 
     Args:
         query: The query that the policy decides.
         action: The control's action.
-        paired: Whether the gateway's page compares the query with it: only one of several baselines.
+        paired: Whether the gateway's page compares the query with this baseline; only one of several may be paired.
     """
     return msgspec.structs.replace(
         query,
@@ -50,7 +50,7 @@ def baseline_for(query: Query, action: str, paired: bool = True) -> Query:
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """Outcomes of one question; costs in eFLOPs."""
+    """The outcomes of one question for the policy and the control, with costs in eFLOPs."""
 
     question: str
     correct: float
@@ -67,7 +67,7 @@ def compared(
     A failed answer counts as wrong, at its actual cost.
 
     Args:
-        timelines: The run's log.
+        timelines: The timelines of the run's queries.
         pairs: The ids of each query and its baseline.
         action: The control's action.
         seed: Seed of the bootstrap.
@@ -81,13 +81,13 @@ def compared(
 
 
 def pooled(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the comparisons over several runs; a question in more than one run is a single draw.
+    """Return the comparisons over several runs. In the bootstrap, a question is drawn with its pairs from all runs.
 
     Args:
         summaries: The summary.json of each run.
 
     Raises:
-        ValueError: A summary has no pairs, or the controls differ.
+        ValueError: a summary has no pairs, or the controls differ.
     """
     runs = [summary.get("comparisons", []) for summary in summaries]
     controls = {tuple(each["control"]["action"] for each in run) for run in runs}
@@ -104,7 +104,7 @@ def pooled(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _report(pairs: Sequence[Pair], action: str, seed: int) -> dict[str, Any]:
-    """Return the comparison; its intervals are percentiles of a bootstrap over questions."""
+    """Return the comparison, with intervals that are percentiles of a bootstrap over questions."""
     right, control_right, cost, control_cost = (
         np.array([getattr(pair, name) for pair in pairs]) for name in Pair.__struct_fields__[1:]
     )
@@ -128,7 +128,7 @@ def _report(pairs: Sequence[Pair], action: str, seed: int) -> dict[str, Any]:
 
 
 def sentence(report: dict[str, Any]) -> str:
-    """Return the comparison in one sentence."""
+    """Return a comparison in one sentence."""
     difference, ratio = report["accuracy_difference"], report["cost_ratio"]
     if difference is None or ratio is None:
         return "No query and its control were both answered, so there is nothing to compare."

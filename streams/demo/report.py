@@ -1,4 +1,4 @@
-"""Summary of a run, as JSON and as a self-contained page."""
+"""The summary of a run, as JSON and as a self-contained page."""
 
 import html
 import random
@@ -15,11 +15,11 @@ from streams.client.events import Timelines
 from streams.demo.paired import in_words, sentence
 from streams.timeline import Timeline
 
-# Selection and order of questions.
+# The selection and order of the questions.
 
 
 def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
-    """Return `count` queries in random order, with the overall share of every level in each third.
+    """Return `count` queries in random order, such that each third has the overall share of every level.
 
     >>> qs = [Query(query_id=f"{l}{i}", text="x", metadata={"level": l}) for l in "ab" for i in range(6)]
     >>> [sorted(q.metadata["level"] for q in thirds(qs, 12, 1)[t * 4 : t * 4 + 4]) for t in range(3)]
@@ -31,7 +31,7 @@ def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
         levels.setdefault(str(query.metadata.get("level", "")), []).append(query)
     for group in levels.values():
         rng.shuffle(group)
-    # Each level's questions are spread evenly over the whole, so that any prefix has nearly the same shares.
+    # Each level's questions are spread evenly over all questions, so that any prefix has nearly the same shares.
     spread = [((i + 0.5) / len(group), query) for group in levels.values() for i, query in enumerate(group)]
     dealt = [query for _, query in sorted(spread, key=lambda each: each[0])][:count]
     cuts = [round(len(dealt) * part / 3) for part in range(4)]
@@ -43,7 +43,7 @@ def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
     return ordered
 
 
-# The summary of a run, computed from its log, which the demo writes as summary.json.
+# The summary of a run, which is computed from its log and which the demo writes to summary.json.
 
 
 def summarise(
@@ -51,15 +51,15 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the summary of a run.
 
-    Thirds are by the order of decisions, over queries with a scalar reward. `rewards` counts queries whose
-    reward is closed.
+    Thirds are those of the queries with a scalar reward, in the order of their decisions. `rewards` is the number of
+    queries whose reward is closed.
 
     Args:
-        timelines: The run's log.
-        sent: The ids of the queries sent.
-        broker: Name and version.
-        mode: The objective.
-        wall_s: Seconds from the first query sent to the last reward.
+        timelines: The timelines of the run's queries.
+        sent: The ids of the queries that were sent, without baselines.
+        broker: Name and version of the broker.
+        mode: Description of the objective.
+        wall_s: Seconds from the first query to the last reward.
     """
     ids = list(sent)
     queries = [timelines.by_id[q] for q in ids if q in timelines.by_id]
@@ -93,14 +93,14 @@ def summarise(
         "tokens": sum(a.generated_tokens for a in answers),
         "drafts": sum(len(a.trace) for a in answers),
         "wall_s": round(wall_s, 2),
-        # Baselines are queries too, and their records are in the log.
+        # Baselines are queries, too, and their records are in the log.
         "bytes_per_query": round(timelines.bytes / max(1, len(timelines.by_id))),
         "latency_ms": latencies(queries),
     }
 
 
 def latencies(queries: Sequence[Timeline]) -> dict[str, dict[str, float]]:
-    """Return p50 and p95 of every stage, in ms between append times on the broker."""
+    """Return the p50 and p95 of every stage's duration, in ms between append times on the broker."""
     samples: dict[str, list[float]] = {}
 
     def gap(name: str, timeline: Timeline, begin: str, end: str) -> None:
@@ -144,7 +144,7 @@ def _served(values: Iterable[Any]) -> list[str]:
     return sorted({f"{v.name} {v.version}".strip() for v in values if v is not None})
 
 
-# The self-contained page of a run: learning curve, cost, accuracy, and the choices by level.
+# The self-contained page of a run, with its rewards, costs, accuracy, choices by level and latencies.
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}
@@ -203,13 +203,13 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def latency_table(stages: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the stages as a table, in ms between the broker's append times. Stages include waiting."""
+    """Return the durations of the stages, including waiting, as a table, in ms between append times on the broker."""
     rows = ((name.replace("_", " "), f"{ms['p50']:,.0f}", f"{ms['p95']:,.0f}") for name, ms in stages.items())
     return table(("stage, ms", "p50", "p95"), rows)
 
 
 def curve(values: Sequence[float], controls: Mapping[str, Sequence[float]] = _NO_CONTROLS) -> str:
-    """Return running means as inline SVG: the policy's, and those of its controls by name."""
+    """Return running means as inline SVG: those of the policy, and those of its controls, by name."""
     width, height = 860, 240
     if len(values) < 2:
         return "<p>too few values</p>"
@@ -243,7 +243,7 @@ def _running(values: Sequence[float]) -> list[float]:
 
 
 def choices(queries: Sequence[Timeline]) -> str:
-    """Return, by level, how often the policy chose each model, the mean drafts and the accuracy."""
+    """Return a table of how many times the policy chose each model, the mean QP·CP and the accuracy, by level."""
     levels: dict[str, list[Timeline]] = {}
     for timeline in queries:
         if timeline.decision and timeline.decision.reason == "policy":

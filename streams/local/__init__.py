@@ -3,6 +3,6 @@
     with Deployment(Settings(), broker="embedded") as deployment:
         deployment.supervisor.wait_ready()
 
-`broker` starts a broker; `deployment` runs everything: the supervisor, the services' commands and common log, and the
-handling of Ctrl-C and SIGTERM.
+`broker` starts a broker. `deployment` runs everything: it has the supervisor, the services' commands and common log,
+and the handling of Ctrl-C and SIGTERM.
 """

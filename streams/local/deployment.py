@@ -1,4 +1,4 @@
-"""A whole deployment on this machine: broker, topics and services, started, supervised and stopped together."""
+"""A whole deployment on this machine. Its broker, topics and services are started, supervised and stopped together."""
 
 import contextlib
 import logging
@@ -26,17 +26,17 @@ from streams.topics import Topics
 
 __all__ = ["Deployment"]
 
-# Signals for the commands that start processes: each unwinds the stack, so that everything is stopped.
+# Signal handling for the commands that start processes. Each signal unwinds the stack, so everything is stopped.
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
     """Make Ctrl-C, SIGTERM and a closed terminal end the block through its context managers and `finally` clauses.
 
-    A shell starts the background jobs of a script with SIGINT ignored, and Python then leaves it ignored: `up &` could
-    not be interrupted. So the handler is always set here. SIGINT raises KeyboardInterrupt. The first SIGTERM or SIGHUP
-    raises SystemExit(0); later ones are ignored while everything is being stopped. SIGHUP stays ignored if it was
-    inherited as ignored: `nohup` means to outlive the terminal.
+    A shell starts the background jobs of a script with SIGINT ignored, and Python then leaves it ignored, so `up &`
+    could not be interrupted. The handler is therefore always set here. SIGINT raises KeyboardInterrupt. The first
+    SIGTERM or SIGHUP raises SystemExit(0); later ones are ignored while everything is being stopped. SIGHUP stays
+    ignored if it was inherited as ignored, because a process started with `nohup` should outlive the terminal.
     """
     handlers: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {
         signal.SIGINT: signal.default_int_handler,
@@ -58,23 +58,23 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-# The common log of several processes: one file, rotated by size, that never blocks or fails its writers.
+# The common log of several processes: one file, rotated by size, that never blocks its writers or makes them fail.
 
 LOG_BYTES = 50 * 1024 * 1024
 """Size at which a log file is rotated."""
 
 LOG_FILES = 3
-"""Rotated files to keep besides the current one: LOG.1 is the newest."""
+"""Number of rotated files to keep besides the current file; LOG.1 is the newest of them."""
 
 
 class LogFile(RotatingFileHandler):
-    """Lines of several writers in one file, and optionally on the terminal.
+    """Collects the lines of several writers in one file, and optionally shows them on the terminal.
 
-    A line that cannot be written (a full disk, a closed terminal) is counted and dropped: the processes continue, and
-    the next line that can be written says how many were lost.
+    A line that cannot be written (for instance to a full disk) is dropped and counted. The processes continue, and the
+    next line that can be written says how many were lost.
 
     Args:
-        path: The file; its folder is created.
+        path: The file; its folder is created if missing.
         echo: Also called with each line.
     """
 
@@ -87,7 +87,7 @@ class LogFile(RotatingFileHandler):
         self._writing = threading.Lock()
 
     def line(self, name: str, text: str) -> None:
-        """Write one line of a process."""
+        """Write one line of a process's output."""
         told = f"{time.strftime('%H:%M:%S')} {name:<18} | {text}"
         with self._writing:
             if self.lost and self._write(
@@ -110,7 +110,7 @@ class LogFile(RotatingFileHandler):
         self._failed = True
 
     def close(self) -> None:
-        """Close the file; lines that did not fit on a full disk are lost."""
+        """Close the file. Lines that do not fit on a full disk are lost."""
         with contextlib.suppress(OSError):
             super().close()
 
@@ -124,12 +124,12 @@ class LogFile(RotatingFileHandler):
 
 
 def settings_for(settings: Settings, broker: LocalBroker) -> Settings:
-    """Return the settings for a broker that was started here."""
+    """Return the settings for a broker that was started on this machine."""
     fields: dict[str, object] = {"bootstrap": broker.bootstrap}
     if broker.kind == "embedded":
         # The first join of a group takes half the rebalance timeout.
         fields |= {"session_timeout_s": 6.0, "rebalance_timeout_s": 6.0}
-        # A pause between sends is pointless if each record has its own batch.
+        # A pause between sends has no use if each record has its own batch.
         fields |= {"send_interval_ms": 0.0}
     return settings.replace(**fields)
 
@@ -144,7 +144,7 @@ def with_previews(settings: Settings) -> Settings:
 def service_commands(
     groups: Iterable[str], *, metrics_port: int = 0, optional: Iterable[str] = ()
 ) -> dict[str, Sequence[str]]:
-    """Return the commands of all required services (one executor per group), and of these optional ones.
+    """Return the commands of all required services (one executor per group) and of the given optional services.
 
     Raises:
         SettingsError: there are not enough ports from `metrics_port` on.
@@ -174,18 +174,18 @@ def service_commands(
     return commands
 
 
-# Run the services as processes on this machine: one common log, restarts with backoff. A service that dies loses
-# nothing: its offsets have not moved past the failure, and its successor continues there. `streams/runtime` counts the
-# failures per record.
+# The services run as processes on this machine, with one common log, and are restarted with backoff. A service that
+# dies loses nothing: its offsets have not moved past the failure, and its successor continues from there.
+# `streams/runtime` counts the failures per record.
 
 READY = "uniscale: ready"
 
-# How long to read the last output of a service: a process that left its group may hold the pipe open forever.
+# How long to read the last output of a service. A process that has left its group may hold the pipe open forever.
 _LAST_LINES_S = 2.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0
-"""Seconds after which a process counts as recovered: its next restart is immediate, and the backoff is reset."""
+"""Seconds after which a process counts as recovered, so its next restart is immediate and the backoff is reset."""
 
 
 class ServiceFailed(UniscaleError):
@@ -206,7 +206,7 @@ class Service:
         self.pause_s = _FIRST_PAUSE_S
         self.last_lines: list[str] = []
         self.reader: threading.Thread | None = None
-        # When to restart it, in monotonic seconds; None while it runs.
+        # When to restart the process, in monotonic seconds; None while it is running.
         self.due_at: float | None = None
 
     @property
@@ -217,7 +217,7 @@ class Service:
         return self.process.pid
 
     def later(self, lived_s: float) -> float:
-        """Delay the next start, doubling the pause after each short run; return the pause in seconds."""
+        """Delay the next start, doubling the pause after each short run, and return the pause in seconds."""
         if lived_s > STEADY_S:
             self.pause_s, wait_s = _FIRST_PAUSE_S, 0.0
         else:
@@ -227,16 +227,16 @@ class Service:
 
 
 class Supervisor:
-    """Context manager that starts services, restarts those that end, and writes their output to one log.
+    """A context manager that starts services, restarts those that end, and writes their output to one log.
 
-    Neither a failed spawn (no memory, a missing file) nor a full disk stops it from restarting services.
+    Neither a failed start of a process (no memory, a missing file) nor a full disk keeps it from restarting services.
 
     Args:
         services: The command of each service, by name.
         environ: Environment of the processes, filtered to what services need (`streams/local/environment.py`).
         log_path: The log file.
         echo: Also called with each line of the log.
-        keys: Names of the variables that hold the API keys of models (`key_env`), which executors get besides.
+        keys: Names of the variables that hold the API keys of models (`key_env`), which only executors get.
     """
 
     def __init__(
@@ -318,13 +318,13 @@ class Supervisor:
         os.killpg(service.pid, signal.SIGKILL)
 
     def stop(self, grace_s: float = 20.0) -> None:
-        """Ask every service to stop, kill those that have not after `grace_s`, and close the log.
+        """Ask every service to stop, kill those that have not stopped after `grace_s` seconds, and close the log.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C during the wait: all services were killed at once.
+            KeyboardInterrupt: Ctrl-C was pressed during the wait; all services were killed at once.
         """
         with self._starting:
-            self._stopping.set()  # no more starts
+            self._stopping.set()  # nothing is started any more
         running = [(r, p) for r in self.services.values() if (p := r.process) and p.poll() is None]
         try:
             if self._watcher.is_alive():
@@ -397,7 +397,7 @@ class Supervisor:
             log.line(name, line)
 
     def _watch(self) -> None:
-        """Restart exited services from a single thread: if no process can be started, a new thread may fail too."""
+        """Restart exited services from a single thread. If no process can be started, a new thread may fail, too."""
         while not self._stopping.wait(0.1):
             for service in self.services.values():
                 process = service.process
@@ -422,7 +422,7 @@ class Supervisor:
         except (
             OSError,
             RuntimeError,
-        ) as error:  # no memory, no process, no thread, or the command is missing
+        ) as error:  # no memory, process or thread is available, or the command is missing
             pause_s = service.later(0.0)
             self._write(
                 "supervisor", f"{service.name} cannot be started ({error}); trying again in {pause_s:.1f} s"
@@ -430,7 +430,7 @@ class Supervisor:
 
 
 def python() -> list[str]:
-    """Return the start of a command that runs this package."""
+    """Return the first words of a command that runs this package."""
     return [sys.executable, "-m", "streams"]
 
 
@@ -444,10 +444,10 @@ def _tail(service: Service) -> str:
 
 
 class Deployment:
-    """Context manager that runs a whole deployment on this machine, for examples, trials and measurements.
+    """A context manager that runs a whole deployment on this machine, for examples, trials and measurements.
 
     Args:
-        settings: The deployment's settings. The bootstrap address is replaced by that of the started broker.
+        settings: The deployment's settings. The address of the started broker replaces their bootstrap address.
         broker: `embedded`, `kafka` (needs KAFKA_HOME and Java) or `auto`.
         log_path: File for the services' output.
         environ: Environment variables for the services in addition to this process's, for instance thread counts.
@@ -455,13 +455,13 @@ class Deployment:
 
     Attributes:
         settings: The settings that clients of this deployment need.
-        groups: Its executor groups.
+        groups: The executor groups.
         broker: The broker that was started.
-        supervisor: The services.
+        supervisor: The supervisor of the services.
 
     Raises:
-        BrokerError: on entering, when the broker cannot be started.
-        CatalogueError: on entering, when the settings' catalogue cannot be used.
+        BrokerError: raised on entering, if the broker cannot be started.
+        CatalogueError: raised on entering, if the settings' catalogue cannot be used.
 
     Example:
         with Deployment(Settings()) as deployment:

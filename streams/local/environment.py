@@ -1,14 +1,14 @@
-"""Filters the environment passed to child processes: what they need, without unrelated secrets."""
+"""Filters the environment that is passed to child processes, so that they get what they need, but no other secrets."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
 SYSTEM: Final = ("PATH", "HOME", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-"""Variables that any program needs: paths and locale."""
+"""Variables that any program needs, such as paths and the locale."""
 
 KAFKA: Final = (*SYSTEM, "JAVA_HOME", "KAFKA_*")
-"""Variables that Apache Kafka's scripts read in addition."""
+"""Variables that Apache Kafka's scripts read."""
 
 SERVICE: Final = (
     *SYSTEM,
@@ -25,10 +25,10 @@ SERVICE: Final = (
     ),  # devices, and the model hub
     *("SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "*_proxy", "*_PROXY"),  # TLS and proxies
 )
-"""Variables that our services and their libraries read in addition."""
+"""Variables that our services and their libraries read."""
 
 TRACER: Final = ("OTEL_*",)
-"""Variables of OpenTelemetry, which the tracer reads in addition: one of them may hold a key."""
+"""Variables of OpenTelemetry. Only the tracer gets them, because one of them may hold a key."""
 
 
 def environment(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

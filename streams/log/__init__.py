@@ -1,1 +1,1 @@
-"""The log that every service, client and command reads: topics of records, wherever they are kept."""
+"""The log that every service, client and command reads: topics of records, on Kafka or in memory."""

@@ -1,4 +1,4 @@
-"""The log: its records, start positions, errors, and the protocol implemented on Kafka and in memory."""
+"""The log: its records, start positions and errors, and the protocol that is implemented on Kafka and in memory."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
@@ -14,9 +14,9 @@ from schemas.search import SearchStep, Verification
 
 
 class Unavailable(Exception):
-    """A dependency of a record is unavailable: the broker, an encoder. The record is not at fault.
+    """Something that a record's handler depends on, such as the broker or an encoder, is unavailable.
 
-    The guard does not count a failure: it waits, longer each time, and calls the handler again.
+    The record is not at fault, so the guard counts no failure; it waits, longer each time, and calls the handler again.
     """
 
 
@@ -36,13 +36,13 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     """One record as the broker delivered it.
 
     Attributes:
-        topic: Its topic.
-        partition: Its partition.
-        offset: Its position in the partition.
+        topic: The record's topic.
+        partition: The record's partition.
+        offset: The record's position in the partition.
         timestamp_ms: Append time on the broker, ms since the epoch.
-        key: Its key.
-        value: Its bytes; None for a tombstone.
-        epoch: The assignment it was delivered under; see `Runtime.is_ours`.
+        key: The record's key.
+        value: The record's value; None for a tombstone.
+        epoch: The epoch of the assignment under which the record was delivered; see `Runtime.is_ours`.
     """
 
     topic: str
@@ -60,17 +60,17 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> str:
-        """Return coordinates and append time, for failure counts: a recreated topic repeats the coordinates."""
+        """Return coordinates and append time, for failure counts. A recreated topic repeats the coordinates alone."""
         return f"{self.coordinates}@{self.timestamp_ms}"
 
     @property
     def origin(self) -> Origin:
-        """Return the record's position, as carried in other records."""
+        """Return the record's position, as other records carry it."""
         return Origin(topic=self.topic, partition=self.partition, offset=self.offset)
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """One record to send. Without a partition, its key decides (`partition_for`)."""
+    """One record to send. If `partition` is None, the record goes to its key's partition (`partition_for`)."""
 
     topic: str
     key: bytes | None
@@ -79,7 +79,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, topic: str, record: Answer | Due | SearchStep | Verification) -> Self:
-        """Return a record under the key of its query."""
+        """Return an encoded record with the key of its query."""
         return cls(topic, key_of(record.query_id), encode(record))
 
 
@@ -87,8 +87,8 @@ class ConsumerGroup(msgspec.Struct, frozen=True):
     """A consumer group as the broker sees it.
 
     Attributes:
-        waiting: Records not handled yet.
-        members: Its workers; None if the broker does not say.
+        waiting: Number of records that the group has not handled yet.
+        members: Number of workers in the group; None if the broker does not report it.
     """
 
     waiting: int = 0
@@ -101,11 +101,11 @@ def key_of(query_id: str) -> bytes:
 
 
 class Since(NamedTuple):
-    """Start position: the first record of each partition appended at a time or later.
+    """A start position: in each partition, the first record appended at a given time or later.
 
     Attributes:
         at_ms: The time, ms since the epoch.
-        least: Start at least this many records before the end of each partition, however old they are.
+        least: Read at least this many records before the end of each partition, however old they are.
     """
 
     at_ms: int
@@ -123,12 +123,12 @@ Newer: TypeAlias = Callable[[bytes, bytes], bool]
 
 
 def replaces(before: bytes | None, value: bytes | None, newer: Newer | None) -> bool:
-    """Return whether a row replaces an earlier one of the same key; see `newer` in `Runtime.table`."""
+    """Return whether a row replaces an earlier row with the same key; see `newer` in `Runtime.table`."""
     return not before or not value or newer is None or newer(value, before)
 
 
 def fold(rows: MutableMapping[bytes, bytes], records: Iterable[ConsumerRecord]) -> None:
-    """Update rows by key from records of a compacted topic; the row written last comes last."""
+    """Update rows by key from the records of a compacted topic. Rows are in the order of their last write."""
     for record in records:
         key = record.key or b""
         rows.pop(key, None)
@@ -137,7 +137,7 @@ def fold(rows: MutableMapping[bytes, bytes], records: Iterable[ConsumerRecord]) 
 
 
 class Log(Protocol):
-    """The topics of a deployment, for readers outside the consumer groups: it commits nothing.
+    """The topics of a deployment, for readers outside the consumer groups. A log commits no offsets.
 
     Two implementations exist: `KafkaLog` and `MemoryLog`. `tests/streams/log` tests both against one contract. Programs
     that do not run in an event loop use `streams.log.blocking`.
@@ -148,11 +148,11 @@ class Log(Protocol):
     ) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
         """Yield the committed records of topics, in batches, up to the end offsets at the time of the call.
 
-        Records of a partition are in order. Waits for transactions that were open at that time.
+        The records of a partition are in order. Reading waits for transactions that were open at that time.
 
         Args:
             topics: The topics.
-            begin: The offset in each partition to start from.
+            begin: The offset to start from in each partition.
             partition: Read only this partition of each topic.
             since_ms: Skip records appended before this time, ms since the epoch.
 
@@ -163,7 +163,7 @@ class Log(Protocol):
     async def tail(
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
-        """Pass every record of topics, present and future, to a callback; return after the present ones.
+        """Pass every record of topics, present and future, to a callback. Return after the present records.
 
         Raises:
             UnknownTopic: a topic does not exist.
@@ -176,23 +176,24 @@ class Log(Protocol):
 
         Args:
             topic: The topic.
-            begin: The offset.
-            into: Mapping to fill and return instead of a dictionary.
+            begin: The offset to start from in each partition.
+            into: Mapping to fill and return instead of a new dictionary.
 
         Raises:
             UnknownTopic: the topic does not exist.
         """
 
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[Part, int]:
-        """Return the oldest offset that each partition still has. Raises Unavailable."""
+        """Return the oldest offset that each partition still holds. Raises Unavailable."""
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[Part, int]:
-        """Return the offset that the next record of each partition gets. Raises Unavailable."""
+        """Return the offset that the next record of each partition will get. Raises Unavailable."""
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
-        """Return the first record of a key that was appended in a time span, None if there is none.
+        """Return the first record with a key that was appended in a time span, or None if there is none.
 
-        The whole span is read, in the partition to which this deployment's producers assign the key: keep it short.
+        Keep the span short, because all of it is read, in the partition to which this deployment's producers assign
+        the key.
 
         Args:
             topic: The topic.
@@ -208,21 +209,21 @@ class Log(Protocol):
         """Return whether a topic exists. Raises Unavailable."""
 
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
-        """Return consumer groups by id; those that have never committed anything are left out. Raises Unavailable."""
+        """Return consumer groups by id, except groups that have never committed an offset. Raises Unavailable."""
 
     async def at(self, origin: Origin) -> ConsumerRecord | None:
-        """Return the record at an origin; None if its topic does not have it any more.
+        """Return the record at an origin, or None if its topic no longer holds the record.
 
         Raises:
             Unavailable: the broker cannot be read.
         """
 
     async def append_again(self, origin: Origin) -> bool:
-        """Append a copy of the record at an origin to its topic; return whether the topic still has that record.
+        """Append a copy of the record at an origin to its topic. Return whether the topic still held the record.
 
         Raises:
             NotAllowed: this process may not read or write that topic.
-            SendFailed: the broker did not accept it.
+            SendFailed: the broker did not accept the copy.
         """
 
     async def close(self) -> None:

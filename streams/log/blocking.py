@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class BlockingLog:
-    """`KafkaLog` in its own thread: each call blocks until the broker has answered. `close` it, or use `with`.
+    """A `KafkaLog` in its own thread. Each call blocks until the broker has answered. Call `close`, or use `with`.
 
-    It gives up if no record arrives for half a minute, and ignores topics that do not exist.
+    Reading gives up if no record arrives for half a minute, and ignores topics that do not exist.
 
     Args:
         settings: The deployment.
 
     Raises:
-        BrokerUnreachable: on use, when no broker answers.
-        UnknownTopic: on use, when none of the topics exists.
+        BrokerUnreachable: raised on use, if no broker answers.
+        UnknownTopic: raised on use, if none of the topics exists.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -35,11 +35,11 @@ class BlockingLog:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine, run in the log's thread."""
+        """Run a coroutine in the log's thread and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def each(self, batches: AsyncIterator[T]) -> Iterator[T]:
-        """Yield what an asynchronous iterator yields, which runs in the log's thread."""
+        """Run an asynchronous iterator in the log's thread and yield what it yields."""
 
         async def following() -> T | None:
             return await anext(batches, None)
@@ -50,7 +50,7 @@ class BlockingLog:
     def read(
         self, topics: Iterable[str], begin: int = 0, *, partition: int | None = None, since_ms: int = 0
     ) -> Iterator[ConsumerRecord]:
-        """Yield every record currently on the topics, in order within a partition; see `KafkaLog.read`."""
+        """Yield every record that is now on the topics, in order within a partition; see `KafkaLog.read`."""
         batches = self._log.read(list(topics), begin, partition=partition, since_ms=since_ms)
         try:
             for records in self.each(batches):
@@ -59,7 +59,7 @@ class BlockingLog:
             self.run(batches.aclose())
 
     def read_in_time(self, topic: str, since_ms: int, until_ms: int) -> Iterator[ConsumerRecord]:
-        """Yield the records of a topic that were appended in a time span, in time order, in constant memory.
+        """Yield the records of a topic that were appended in a time span, in order of time, using constant memory.
 
         Partitions are read over separate connections and merged by append time.
 
@@ -123,10 +123,10 @@ class BlockingLog:
 
 
 class Follower:
-    """Records as they are appended. Use it from one thread at a time.
+    """Reads records as they are appended. Use a follower from one thread at a time.
 
     Args:
-        log: The log in whose thread it reads, and which closes the reader.
+        log: The log whose thread the reader runs in, and which closes the reader.
         reader: The reader.
     """
 
@@ -148,16 +148,16 @@ class Follower:
 
 
 def read_all(settings: Settings, topics: Iterable[str]) -> Iterator[ConsumerRecord]:
-    """Yield every record currently on topics, over a temporary connection; see `BlockingLog.read`."""
+    """Yield every record that is now on topics, over a temporary connection; see `BlockingLog.read`."""
     with BlockingLog(settings) as log:
         yield from log.read(topics)
 
 
 def require_topics(settings: Settings, topics: Iterable[str]) -> None:
-    """Refuse topics that do not exist: a producer would silently wait a minute for one.
+    """Raise an error if a topic does not exist. A producer would silently wait for the topic for a minute.
 
     Raises:
-        UnknownTopic: naming the first missing topic.
+        UnknownTopic: a topic does not exist; the message names the first one.
     """
     with BlockingLog(settings) as log:
         for topic in topics:

@@ -1,4 +1,4 @@
-"""The log on Kafka, read with aiokafka without a consumer group; committed records only."""
+"""The log on Kafka. aiokafka reads it without a consumer group, and only committed records."""
 
 import asyncio
 import contextlib
@@ -39,9 +39,9 @@ from streams.log.pacing import pace_fetches
 from streams.log.partitioner import partition_for
 from streams.settings import Settings, SettingsError
 
-# Stop an aiokafka client without waiting for its connections to close. Over TLS, aiokafka's `stop` waits for the
-# broker to acknowledge the close. Some acknowledgements never come, and the transport gives up after 30 seconds:
-# longer than a rebalance may take, for no benefit.
+# `stop` stops an aiokafka client without waiting for its connections to close. Over TLS, aiokafka's own `stop` waits
+# for the broker to acknowledge the close. Some acknowledgements never come, and the transport gives up only after 30
+# seconds, which is longer than a rebalance may take and has no benefit.
 
 log = logging.getLogger("streams.kafka")
 
@@ -51,7 +51,7 @@ _closing: set[asyncio.Task[Any]] = set()
 
 
 async def stop(client: Any, patience_s: float = _CLOSE_S) -> None:
-    """Stop an aiokafka consumer or producer; after `patience_s` seconds return and let it finish in the background."""
+    """Stop an aiokafka consumer or producer; after `patience_s` seconds, return and let it finish in the background."""
     task = asyncio.create_task(client.stop())
     _closing.add(task)
     task.add_done_callback(_ended)
@@ -66,9 +66,10 @@ def _ended(task: asyncio.Task[Any]) -> None:
         log.debug("closing a connection failed: %r", error)
 
 
-# A consumer without a group: partitions are assigned manually, nothing is committed, every reader sees every record.
+# Readers have no consumer group: partitions are assigned manually, nothing is committed, and every reader sees every
+# record.
 
-# A transaction marker has an offset but is never delivered, so the last poll waits for nothing: keep it short.
+# A transaction marker has an offset but is never delivered, so the last poll may wait in vain. Its timeout is short.
 _POLL_MS = 50
 _TAIL_MS = 1000
 _SEND_S = 30.0
@@ -78,12 +79,12 @@ PATIENCE_S: Final = 30.0
 
 
 class Reader:
-    """Reads partitions over its own connection; created by `open` and closed by the caller.
+    """Reads partitions over its own connection. Create a reader with `open`, and close it.
 
     Args:
         consumer: A started aiokafka consumer.
-        parts: The partitions it reads.
-        patience_s: How long it waits for records that should be there, in seconds; None for no limit.
+        parts: The partitions to read.
+        patience_s: How long to wait for records that should be there, in seconds; None for no limit.
     """
 
     def __init__(
@@ -104,22 +105,22 @@ class Reader:
         listed: bool = True,
         isolation_level: str = "read_committed",
     ) -> Self:
-        """Connect. Nothing is assigned yet.
+        """Connect a reader. No partitions are assigned yet.
 
         Args:
             settings: The deployment.
             topics: The topics.
-            partition: Read only this partition of each.
-            patience_s: Seconds without a record after which reading gives up; missing topics are then ignored. None
-                waits without limit, also for topics just created.
-            listed: With a patience, whether to look the topics up in the list of all topics: requesting a missing one
-                makes some brokers create it. The list lacks topics that this process may not read.
+            partition: Read only this partition of each topic.
+            patience_s: Seconds without a record after which reading gives up; missing topics are ignored. None waits
+                for records without limit, and also waits for topics that have just been created.
+            listed: If `patience_s` is given, whether to look the topics up in the list of all topics, because some
+                brokers create a missing topic on request. The list lacks topics that this process may not read.
             isolation_level: Kafka's isolation level.
 
         Raises:
             BrokerUnreachable: no broker answers.
             NotAllowed: this process may not read a topic.
-            UnknownTopic: a topic does not exist; with a patience, none of them does.
+            UnknownTopic: a topic does not exist or, if `patience_s` is given, none of them exists.
         """
         consumer = kafka_clients.follower(settings, isolation_level=isolation_level)
         try:
@@ -144,7 +145,7 @@ class Reader:
         return cls(consumer, [TopicPartition(*part) for part in wanted], patience_s)
 
     async def firsts(self) -> dict[TopicPartition, int]:
-        """Return the oldest offset that each partition still has."""
+        """Return the oldest offset that each partition still holds."""
         return dict(await self.consumer.beginning_offsets(self.parts))
 
     async def ends(self) -> dict[TopicPartition, int]:
@@ -160,7 +161,7 @@ class Reader:
         if isinstance(begin, Since):
             found = await self.consumer.offsets_for_times(dict.fromkeys(self.parts, begin.at_ms))
             latest = {tp: max(starts[tp], ends[tp] - begin.least) for tp in self.parts}
-            # If no record is that late, the embedded broker returns the first one.
+            # If no record is that late, the embedded broker returns the first record.
             late = {tp: at.offset for tp, at in found.items() if at and at.timestamp >= begin.at_ms}
             starts = {tp: min(latest[tp], late.get(tp, latest[tp])) for tp in self.parts}
         self.seek(starts)
@@ -183,10 +184,10 @@ class Reader:
         ]
 
     async def to(self, ends: Mapping[TopicPartition, int]) -> AsyncGenerator[list[ConsumerRecord], None]:
-        """Yield records until each partition has been read to its end; some may be past the end of another.
+        """Yield records until each partition has been read up to its end in `ends`; a few may lie beyond.
 
         Raises:
-            BrokerStalled: no record arrived for longer than the patience.
+            BrokerStalled: no record arrived for longer than `patience_s`.
         """
         behind, last, since_s = set(ends), dict[TopicPartition, int](), time.monotonic()
         while True:
@@ -238,7 +239,7 @@ class KafkaLog:
     Args:
         settings: The deployment.
         arrived: Called with the append times of new records that `tail` reads.
-        failed: Called with what `tail` reads and why it cannot continue.
+        failed: Called when `tail` cannot continue, with a description of what it was reading, and the error.
         patience_s: See `Reader.open`.
     """
 
@@ -269,8 +270,8 @@ class KafkaLog:
 
         Args:
             topics: The topics.
-            begin: The first offset.
-            partition: Read only this partition.
+            begin: The offset to start from in each partition.
+            partition: Read only this partition of each topic.
             since_ms: Skip records appended before this time, ms since the epoch.
         """
         async with await self.open(topics, partition=partition) as reader:
@@ -289,12 +290,12 @@ class KafkaLog:
                 ]
 
     async def _ends(self, topics: Sequence[str], reader: Reader) -> Mapping[TopicPartition, int]:
-        """Return the end offsets of partitions, including open transactions.
+        """Return the end offsets of partitions, including the records of open transactions.
 
-        For a read-committed consumer, a partition ends before the oldest open transaction: one left open by a foreign
-        producer would hide every later record. With these end offsets, reading waits until that transaction ends.
+        For a read-committed consumer, a partition ends before the oldest open transaction, so one that a foreign
+        producer left open would hide every later record. With these end offsets, reading waits until it ends.
         """
-        # Subscribed to the topics: otherwise the first request fails because of missing metadata and is retried later.
+        # The reader opens the topics because, without their metadata, the first request would fail and be retried late.
         async with await self.open(topics, isolation_level="read_uncommitted") as other:
             ends: Mapping[TopicPartition, int] = await other.consumer.end_offsets(reader.parts)
             return ends
@@ -363,7 +364,7 @@ class KafkaLog:
                     for record in records:
                         if record.timestamp_ms > until_ms:
                             return None
-                        # The embedded broker may begin before the time.
+                        # The embedded broker may start before the requested time.
                         if record.key == key and record.timestamp_ms >= since_ms:
                             return record
                 return None
@@ -404,7 +405,7 @@ class KafkaLog:
             raise SendFailed(f"{origin}: {error}") from error
 
     async def _at(self, tp: TopicPartition, offset: int) -> ConsumerRecord | None:
-        """Return the record at an offset; None if it is gone."""
+        """Return the record at an offset, or None if the topic no longer holds it."""
         async with await Reader.open(
             self.settings, [tp.topic], partition=tp.partition, patience_s=PATIENCE_S, listed=False
         ) as reader:
@@ -433,7 +434,7 @@ class KafkaLog:
 
 @contextlib.contextmanager
 def _unavailable(what: str) -> Iterator[None]:
-    """Turn failed requests into Unavailable: even a TLS error may pass, when a certificate is being replaced."""
+    """Turn failed requests into Unavailable. Even a TLS error may be temporary, if a certificate is being replaced."""
     try:
         yield
     except (KafkaError, ClientError, BrokerUnreachable, SettingsError) as error:

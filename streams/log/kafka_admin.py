@@ -1,4 +1,4 @@
-"""Create the topics of `streams/topics.py`, check them, and read lag and group members, with kafka-python."""
+"""Create and check the topics of `streams/topics.py`, and read lag and group members, with kafka-python."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ from streams.topics import Topic
 
 
 class TopicsWrong(UniscaleError):
-    """The broker's topics differ from the declared ones; each line names a topic, a setting and the fix."""
+    """The broker's topics differ from the declared ones. Each line of the message names a topic and the fix."""
 
     def __init__(self, findings: Iterable[str]) -> None:
         self.findings = list(findings)
@@ -44,7 +44,7 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
             try:
                 client.create_topics({topic.name: spec}, timeout_ms=90_000)
             except TopicAlreadyExistsError:
-                continue  # created by another process; `require` verifies it
+                continue  # another process created the topic; `require` verifies it
         if missing:
             client.wait_for_topics([t.name for t in missing], timeout_ms=120_000)
             _wait_for_coordinator(client, settings.kafka.prefix + "first")
@@ -54,7 +54,7 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
 def _wait_for_coordinator(client: KafkaAdminClient, group: str, seconds: float = 60.0) -> None:
     """Wait until a new broker has its offsets topic, which it creates on the first request for a group.
 
-    A consumer that joins before that logs errors and retries.
+    A consumer that joins earlier logs errors and retries.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -63,13 +63,13 @@ def _wait_for_coordinator(client: KafkaAdminClient, group: str, seconds: float =
         except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
             time.sleep(0.1)
         except KafkaError:
-            return  # permission to create topics does not include offsets
+            return  # this process may create topics but not read a group's offsets
         else:
             return
 
 
 def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
-    """Raise TopicsWrong unless every topic is as declared; return what could not be checked."""
+    """Raise TopicsWrong unless every topic is as declared; return notes on what could not be checked."""
     topics = list(topics)
     with contextlib.closing(kafka_clients.admin(settings)) as client:
         existing = set(client.list_topics())
@@ -102,10 +102,10 @@ def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
 
 
 def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str]:
-    """Return the topics whose partition count is wrong, each with the fix. Topics that do not exist are left out.
+    """Return a finding with the fix for each topic whose partition count is wrong. Missing topics are left out.
 
     Args:
-        topics: As declared.
+        topics: The topics as declared.
         found: Returns the number of partitions that a topic has on the broker; 0 if it does not exist.
     """
     wrong = []
@@ -126,7 +126,7 @@ def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str
 
 
 def groups(settings: Settings, app_ids: Iterable[str]) -> dict[str, ConsumerGroup]:
-    """Return consumer groups by id; those that have never committed anything are left out."""
+    """Return consumer groups by id, except groups that have never committed an offset."""
     found: dict[str, ConsumerGroup] = {}
     with (
         contextlib.closing(kafka_clients.admin(settings)) as client,
@@ -145,7 +145,7 @@ def groups(settings: Settings, app_ids: Iterable[str]) -> dict[str, ConsumerGrou
             ends: Mapping[TopicPartition, int] = reader.end_offsets(list(committed))
             waiting = sum(max(0, ends[tp] - offset) for tp, offset in committed.items())
             members = None
-            # ValueError: the embedded broker lists permissions that kafka-python does not know.
+            # ValueError if the embedded broker lists permissions that kafka-python does not know.
             with contextlib.suppress(KafkaError, ValueError):
                 members = len(client.describe_groups([app_id])[app_id]["members"])
             found[app_id] = ConsumerGroup(waiting, members)
@@ -195,9 +195,9 @@ def _config_wrong(topic: Topic, found: Mapping[str, str]) -> list[str]:
         if have is None or have == want:
             continue
         if name in ("min.cleanable.dirty.ratio", "segment.bytes", "delete.retention.ms"):
-            continue  # tuning, which is the operator's choice
+            continue  # tuning is the operator's choice
         if name == "retention.ms" and not topic.compacted and (have == "-1" or int(have) >= int(want)):
-            continue  # keeping longer is safe
+            continue  # keeping records longer is safe
         if name == "max.message.bytes" and int(have) >= int(want):
             continue
         if name == "min.insync.replicas" and int(want) <= int(have) <= topic.replication:

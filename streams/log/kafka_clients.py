@@ -1,4 +1,4 @@
-"""Kafka connections: turns the settings into arguments of kafka-python, aiokafka and faust."""
+"""Kafka connections. This module turns the settings into arguments for kafka-python, aiokafka and faust."""
 
 import logging
 import socket
@@ -15,14 +15,14 @@ from kafka.protocol.api_key import ApiKey
 from schemas.errors import UniscaleError
 from streams.settings import Settings, SettingsError
 
-if TYPE_CHECKING:  # commands that only read or send must not pay for importing faust and aiokafka
+if TYPE_CHECKING:  # importing faust and aiokafka would slow down commands that only read or send
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
     from aiokafka.abc import AbstractTokenProvider as AsyncTokenProvider
 
 # Tokens for SASL OAUTHBEARER, read from a file that is refreshed externally.
 #
-# A token expires, so a setting cannot hold it. Kubernetes projects service account tokens into files, and identity
-# providers come with agents that write them. The file is read again for every connection. A broker closes a connection
+# Tokens expire, so a setting cannot hold one. Kubernetes projects service account tokens into files, and identity
+# providers have agents that write such files. The file is read again for every connection. A broker closes a connection
 # whose token has expired (KIP-368), and the client reconnects.
 
 log = logging.getLogger("streams.tokens")
@@ -32,7 +32,7 @@ def read_token(path: Path) -> str:
     """Return the token in a file.
 
     Raises:
-        SettingsError: the file cannot be read, or holds no token.
+        SettingsError: the file cannot be read, or does not hold exactly one token.
     """
     try:
         token = path.read_text(encoding="ascii").strip()
@@ -44,13 +44,13 @@ def read_token(path: Path) -> str:
 
 
 class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
-    """Tokens for kafka-python.
+    """Tokens from a file, for kafka-python.
 
     Args:
         path: The file.
 
     Raises:
-        SettingsError: the file cannot be read, or holds no token.
+        SettingsError: the file cannot be read, or does not hold exactly one token.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
         self._last = read_token(path)
 
     def token(self) -> str:
-        """Return the current token, or the last one if the file has disappeared: the broker decides if it is valid."""
+        """Return the current token, or the last one, which the broker may still accept, if the file is unreadable."""
         try:
             self._last = read_token(self._path)
         except SettingsError as error:
@@ -68,7 +68,7 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
 
 
 def asynchronous_token(file: TokenFile) -> "AsyncTokenProvider":
-    """Return the same tokens for aiokafka and faust."""
+    """Return a provider of the same tokens for aiokafka and faust."""
     from aiokafka.abc import AbstractTokenProvider as Base
 
     class AsyncTokens(Base):  # type: ignore[misc]
@@ -78,23 +78,23 @@ def asynchronous_token(file: TokenFile) -> "AsyncTokenProvider":
     return AsyncTokens()
 
 
-# Clients and commands use kafka-python to send, read and administer. A service uses aiokafka to read topics outside
-# its consumer group, and to write in transactions.
+# Clients and commands use kafka-python to send and read records and to administer topics. A service uses aiokafka to
+# read topics outside its consumer group, and to write in transactions.
 
 # On a machine busy with models, a broker can be slow to respond.
 _REQUEST_MS = 90_000
 _BOOTSTRAP_MS = 15_000
 
 # The embedded broker does not wake a waiting fetch but polls after a fraction of the wait. The median added latency is
-# 6 ms at a wait of 20 ms, 10 at 50, 100 at 500 and 200 at 1,500. But polling costs CPU that models need: an idle
-# consumer of 32 partitions takes 5 to 12 % of a core at 20 ms, and 2 % at 100.
+# 6 ms at a wait of 20 ms, 10 ms at 50 ms, 100 ms at 500 ms and 200 ms at 1,500 ms. But polling takes CPU time that
+# models need: an idle consumer of 32 partitions takes 5 to 12 % of a core at a wait of 20 ms, and 2 % at 100 ms.
 EMBEDDED_WAIT_MS = 50
 
-# Requests that every Apache Kafka since 1.0 supports and the embedded broker does not. Fetch versions do not
-# distinguish them: it offers those with sessions, but keeps none.
+# Requests that every Apache Kafka since 1.0 supports and the embedded broker does not. Fetch versions do not tell the
+# two apart: the embedded broker offers the versions with fetch sessions, but keeps no sessions.
 _NOT_EMBEDDED = frozenset({ApiKey.OffsetForLeaderEpoch, ApiKey.CreatePartitions})
 
-# By bootstrap address.
+# Whether the broker at a bootstrap address is the embedded one.
 _embedded: dict[str, bool] = {}
 
 
@@ -103,11 +103,11 @@ class BrokerUnreachable(UniscaleError):
 
 
 class BrokerStalled(BrokerUnreachable):
-    """A partition returned no more records before its end was reached."""
+    """A partition stopped returning records before its end was reached."""
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return the configured TLS context; None for plain text."""
+    """Return the configured TLS context; None if connections are unencrypted."""
     if not settings.security.protocol.endswith("SSL"):
         return None
     try:
@@ -139,7 +139,7 @@ def _shared(settings: Settings, *, asynchronous: bool = False) -> dict[str, Any]
 
 
 def faust_credentials(settings: Settings) -> Any:
-    """Return faust's `broker_credentials`; None for plain text."""
+    """Return faust's `broker_credentials`; None without TLS and SASL."""
     import faust
     from faust.auth import OAuthCredentials
 
@@ -173,20 +173,20 @@ def admin(settings: Settings) -> KafkaAdminClient:
         )
     except (KafkaError, OSError) as error:
         raise unreachable(settings, error) from None
-    # Not `client.api_versions()`, which fails on requests that kafka-python does not know yet.
+    # `client.api_versions()` would fail on requests that kafka-python does not know yet.
     offered = client._manager.broker_version_data.api_versions
     _embedded[settings.kafka.bootstrap] = _NOT_EMBEDDED.isdisjoint(offered)
     return client
 
 
 def embedded(settings: Settings) -> bool:
-    """Return whether the broker is the embedded one, identified by the requests it supports.
+    """Return whether the broker is the embedded one, which is identified by the requests it supports.
 
-    It differs in three ways: it stores only the first offset of a batch, so every record needs its own batch; fetches
-    must use a short wait; and it has no transactions.
+    The embedded broker differs from Kafka in three ways: it stores only the first offset of a batch, so every record
+    needs its own batch; fetches must use a short wait; and it has no transactions.
 
     Raises:
-        BrokerUnreachable: no broker answers, and none has before.
+        BrokerUnreachable: no broker answers, and none has answered before.
     """
     if settings.kafka.bootstrap not in _embedded:
         admin(settings).close()
@@ -208,7 +208,7 @@ def producer(settings: Settings, **kwargs: Any) -> KafkaProducer:
 
 
 def consumer(settings: Settings, **kwargs: Any) -> KafkaConsumer:
-    """Return a consumer without a group. Assign it partitions; it commits nothing. Raises BrokerUnreachable."""
+    """Return a consumer without a group, which commits nothing. Assign it partitions. Raises BrokerUnreachable."""
     wait = _brief_wait(settings)
     try:
         return KafkaConsumer(
@@ -228,7 +228,7 @@ def _brief_wait(settings: Settings) -> dict[str, int]:
 
 
 def follower(settings: Settings, **kwargs: Any) -> "AIOKafkaConsumer":
-    """Return an asynchronous consumer without a group, not started. Assign it partitions; it commits nothing.
+    """Return an asynchronous consumer without a group, which commits nothing. Start it and assign it partitions.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -250,11 +250,11 @@ def follower(settings: Settings, **kwargs: Any) -> "AIOKafkaConsumer":
 
 
 def writer(settings: Settings, transactional_id: str | None) -> "AIOKafkaProducer":
-    """Return an asynchronous producer, not started, that waits for all replicas.
+    """Return an asynchronous producer, not yet started, that waits for all replicas.
 
     Args:
         settings: The deployment.
-        transactional_id: None for a producer without transactions.
+        transactional_id: The producer's transactional id; None for a producer without transactions.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -272,10 +272,10 @@ def writer(settings: Settings, transactional_id: str | None) -> "AIOKafkaProduce
 
 
 def expect_uvloop() -> None:
-    """Make aiokafka treat a connection that has just closed as broken on uvloop too, so that it reconnects.
+    """Make aiokafka reconnect on uvloop, too, when it writes to a connection that has just closed.
 
-    asyncio's transports ignore writes after a close; uvloop's raise RuntimeError. aiokafka expects only OSError there,
-    and any other error in its fetcher ends the consumer, and with it the process.
+    asyncio's transports ignore writes after a close, but uvloop's raise RuntimeError. aiokafka expects only OSError
+    there; any other error in its fetcher ends the consumer, and with it the process.
     """
     from aiokafka.conn import AIOKafkaConnection, CloseReason
     from aiokafka.errors import KafkaConnectionError
@@ -293,7 +293,7 @@ def expect_uvloop() -> None:
 
 
 def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
-    """Return an error that says whether the address does not respond or refuses us, and what to do."""
+    """Return an error that says whether the address does not respond or refuses this client, and what to do."""
     host, _, port = settings.kafka.bootstrap.split(",")[0].strip().rpartition(":")
     try:
         socket.create_connection((host, int(port)), 2.0).close()

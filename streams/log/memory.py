@@ -22,7 +22,7 @@ from streams.log.partitioner import partition_for
 # Topics as lists of records: partitions, offsets, committed offsets, and refusals.
 
 BEGAN_MS = 1_700_000_000_000
-"""Default start of a broker's clock, ms since the epoch."""
+"""Time at which a broker's clock starts by default, ms since the epoch."""
 
 
 class Effect(NamedTuple):
@@ -30,9 +30,9 @@ class Effect(NamedTuple):
 
     Attributes:
         app: The worker's consumer group.
-        kind: What it did.
-        topic: The topic sent to, the changelog written, or the topic whose offset was committed.
-        key: The key of the record; empty for a commit.
+        kind: Whether the worker sent a record, wrote a row or committed an offset.
+        topic: The topic of the record, the changelog of the row, or the topic whose offset was committed.
+        key: The key of the record or row; empty for a commit.
     """
 
     app: str
@@ -42,13 +42,13 @@ class Effect(NamedTuple):
 
 
 Appended = tuple[bytes | None, bytes | None, int | None]
-"""Key, value and partition of a record to append; without a partition, its key decides."""
+"""Key, value and partition of a record to append; if the partition is None, the key determines it."""
 
 
 class _Partition:
     def __init__(self) -> None:
         self.first = 0
-        self.records: list[ConsumerRecord | None] = []  # None: compacted away
+        self.records: list[ConsumerRecord | None] = []  # None for a record removed by compaction
         self.orders: list[int] = []
 
     @property
@@ -57,18 +57,18 @@ class _Partition:
 
 
 class MemoryBroker:
-    """The log that outlives every worker.
+    """An in-memory broker, which outlives every worker.
 
     Args:
         topics: Number of partitions by topic.
         monotonic: Clock in seconds; the broker's time is `began_ms` plus this.
-        began_ms: Start of the clock, ms since the epoch.
+        began_ms: Time at which the broker's clock starts, ms since the epoch.
 
     Attributes:
-        monotonic: The same.
+        monotonic: Clock in seconds, as passed in.
         committed: Committed offsets by consumer group, topic and partition.
-        effects: Everything workers have done, in order.
-        refuses: Called before each send and row; returning a reason makes it fail.
+        effects: All effects of the workers, in order.
+        refuses: Called with topic and key before each send or row write, which fails if it returns a reason.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MemoryBroker:
         self.refuses: Callable[[str, bytes | None], str] = lambda topic, key: ""
 
     def now_ms(self) -> int:
-        """Return the broker's time."""
+        """Return the broker's time, ms since the epoch."""
         return self._began_ms + int(self.monotonic() * 1000)
 
     def create(self, name: str, partitions: int) -> None:
@@ -111,9 +111,9 @@ class MemoryBroker:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> ConsumerRecord:
-        """Append a record, to the partition of its key if none is given, and pass it to the watchers.
+        """Append a record, by default to its key's partition, and pass it to the watchers.
 
-        Its append time is now, unless it is copied from another broker.
+        The append time is now, unless `timestamp_ms` is given, as for a record copied from another broker.
         """
         parts = self._of(topic)
         at = partition_for(key, len(parts)) if partition is None else partition
@@ -131,7 +131,7 @@ class MemoryBroker:
         return next(iter(self.after(topic, {partition: offset})), None)
 
     def after(self, topic: str, offsets: Mapping[int, int]) -> list[tuple[int, ConsumerRecord]]:
-        """Return the result of `at` for an offset of each partition, without partitions at their end."""
+        """Return the results of `at` for an offset in each partition, without partitions that are at their end."""
         found, parts = [], self._of(topic)
         for partition, offset in offsets.items():
             part = parts[partition]
@@ -158,9 +158,9 @@ class MemoryBroker:
         Args:
             topic: The topic.
             partition: The partition.
-            begin: The offset.
-            newer: Whether a value replaces an earlier one; see `Runtime.table`.
-            late: Filled with the keys whose last value does not.
+            begin: The offset to start from.
+            newer: Returns whether a value replaces an earlier one; see `Runtime.table`.
+            late: Filled with the keys whose last value does not replace the one before it.
         """
         rows: dict[bytes, bytes] = {}
         part = self._of(topic)[partition]
@@ -192,11 +192,11 @@ class MemoryBroker:
         part.first += gone
 
     def compact(self, topic: str, before_ms: int) -> None:
-        """Keep the last record of each key, and everything in the active segment; offsets do not change.
+        """Keep the last record of each key, and everything in the active segment. Offsets do not change.
 
         Args:
-            topic: A topic.
-            before_ms: Start of its active segment, ms since the epoch: compaction leaves that alone.
+            topic: The topic.
+            before_ms: Start of the active segment, which compaction leaves alone, ms since the epoch.
         """
         for part in self._of(topic):
             last = {record.key: record.offset for record in part.records if record is not None}
@@ -207,7 +207,7 @@ class MemoryBroker:
                     part.records[at] = None
 
     def watch(self, owner: object, topics: Iterable[str], show: Callable[[ConsumerRecord], None]) -> None:
-        """Pass on every record appended to these topics from now on, until `unwatch`."""
+        """Pass every record appended to these topics from now on to `show`, until `unwatch`."""
         for topic in frozenset(topics):
             self._watchers.setdefault(topic, []).append((owner, show))
 
@@ -230,7 +230,7 @@ class MemoryLog:
         owner: Owner of its watchers; see `MemoryBroker.unwatch`.
         check: Called with each topic that is read; may raise.
         arrived: Called with the append times of new records that `tail` reads; returns whether to pass them on.
-        append: Appends a record; by default as a client does.
+        append: Appends a record; by default, it is appended as a client would.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class MemoryLog:
     async def tail(
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
-        """Pass on present records, then new ones on later iterations of the event loop; see the protocol."""
+        """Pass on present records at once, and new ones in later iterations of the event loop; see the protocol."""
         for topic in topics:
             self._check(topic)
             for record in self._broker.records(topic):
@@ -283,7 +283,7 @@ class MemoryLog:
         self._broker.watch(self._owner, topics, show_later)
 
     def _begins_before(self, begin: Begin, record: ConsumerRecord) -> bool:
-        """Return whether reading starts at or before a record."""
+        """Return whether the start position is at or before a record."""
         if isinstance(begin, str):
             return begin == "beginning"
         left = self._broker.end(record.topic, record.partition) - record.offset
@@ -326,7 +326,7 @@ class MemoryLog:
         return self._broker.has(topic)
 
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
-        """Ask the broker, which has no members; see the protocol."""
+        """Ask the broker, which does not know a group's members; see the protocol."""
         found: dict[str, ConsumerGroup] = {}
         for (app, topic, partition), offset in self._broker.committed.items():
             if app in app_ids:

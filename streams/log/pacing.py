@@ -1,4 +1,4 @@
-"""Spacing of fetches and sends, so that under load each carries more records and costs less per record."""
+"""Spacing of fetches and sends, so that under load each one carries more records and costs less per record."""
 
 import asyncio
 from collections import defaultdict
@@ -8,15 +8,15 @@ from typing import Any, Final
 from streams.log.kafka_clients import EMBEDDED_WAIT_MS
 
 BURST: Final = 4
-"""How many may follow each other immediately after a pause. A single query reaches a service several times within
-milliseconds and should not be delayed when there is no load."""
+"""How many operations may follow each other immediately after a pause. A single query reaches a service several times
+within milliseconds and should not be delayed when there is no load."""
 
 
 class Spacing:
-    """Rate limit: one interval between operations on average, no delay after a pause.
+    """A rate limit: operations are one interval apart on average, but are not delayed after a pause.
 
     Args:
-        interval_s: Seconds between operations while they come without a pause.
+        interval_s: Seconds between operations that come without a pause.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -24,7 +24,7 @@ class Spacing:
         self._due_s = 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until the next operation; 0 or less for immediately.
+        """Return the seconds until the next operation may start; 0 or less if it may start immediately.
 
         >>> spacing = Spacing(1.0)
         >>> for _ in range(5):
@@ -39,23 +39,23 @@ class Spacing:
         self._due_s = max(self._due_s, now_s) + self._interval_s
 
 
-# A fetch returns as soon as there is one record, so under load nearly every record would cost its own fetch. The first
-# fetches after a pause are not delayed. Twice this interval saves 9 % of the CPU time per record, four times 14 %
-# (measured at d568124); but a search has a dozen hops, each of which would take half the interval longer.
+# A fetch returns as soon as there is one record, so under load nearly every record would need its own fetch. The first
+# fetches after a pause are not delayed. Twice this interval would save 9 % of the CPU time per record, and four times
+# 14 % (measured at d568124), but a search has a dozen hops, each of which would take half the interval longer.
 FETCH_INTERVAL_S = 0.005
 
-# An empty fetch occupies its node for 1.5 s, as faust configures it. While partitions are assigned and tables
+# With faust's configuration, an empty fetch occupies its node for 1.5 s. While partitions are assigned and tables
 # recovered, positions change, and new fetches must not wait for a fetch at an old position.
 MOVING_WAIT_MS = 50
 
 
 def pace_fetches(fetcher: Any, *, embedded: bool = False, moving: Callable[[], bool] = lambda: False) -> None:
-    """Space out an aiokafka fetcher's fetches from one node, so that each returns more records.
+    """Space out an aiokafka fetcher's fetches from each node, so that each fetch returns more records.
 
-    The embedded broker does not wake waiting fetches: fetches from it use a short wait instead.
+    The embedded broker does not wake waiting fetches, so fetches from it use a short wait.
 
     A delayed fetch already contains its positions. If a position changes in the meantime, aiokafka drops the records
-    fetched for it, as when that happens while a request is in flight.
+    fetched for it, just as it does if the position changes while a request is in flight.
 
     Args:
         fetcher: The fetcher of a started consumer.
@@ -72,7 +72,7 @@ def pace_fetches(fetcher: Any, *, embedded: bool = False, moving: Callable[[], b
             if (wait_s := nodes[node_id].wait_s(time())) > 0:
                 await asyncio.sleep(wait_s)
         except asyncio.CancelledError:
-            return False  # like the fetch itself: the assignment is gone
+            return False  # as the fetch itself would: the assignment is gone
         nodes[node_id].done(time())
         if moving():
             request._max_wait_ms = min(request._max_wait_ms, MOVING_WAIT_MS)

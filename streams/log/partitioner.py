@@ -4,8 +4,8 @@ import functools
 import struct
 
 # The Java client, kafka-python and aiokafka partition by the key's 32-bit MurmurHash2. librdkafka's default is CRC-32,
-# and without a key a client picks any partition. Reimplemented here because the in-memory runtime must partition like
-# Kafka's clients without importing them; a test compares it with theirs.
+# and for a record without a key a client picks any partition. The hash is reimplemented here because the in-memory
+# runtime must partition like Kafka's clients without importing them; a test compares the results with theirs.
 
 _SEED = 0x9747B28C
 _MIX = 0x5BD1E995
@@ -21,7 +21,7 @@ def partition_for(key: bytes | None, partitions: int) -> int:
     return (murmur2(key or b"") & 0x7FFFFFFF) % partitions
 
 
-# A query's records share one key: cache its hash.
+# A query's records share one key, so its hash is cached.
 @functools.lru_cache(maxsize=4096)
 def murmur2(key: bytes) -> int:
     """Return the 32-bit MurmurHash2 of a key."""

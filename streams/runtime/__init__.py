@@ -1,1 +1,1 @@
-"""The runtime that services are built on: records in, records out, tables, timers and the guard around each handler."""
+"""The runtime that services are built on: it delivers and sends records, keeps tables and guards each handler."""

@@ -1,4 +1,4 @@
-"""Estimate of the broker's clock, on which all deadlines are measured, independent of this machine's clock."""
+"""An estimate of the broker's clock that does not depend on this machine's clock. All deadlines are measured on it."""
 
 import logging
 import math
@@ -7,17 +7,17 @@ from collections.abc import Callable
 log = logging.getLogger("streams.clock")
 
 NOTICED_S = 5.0
-"""Clock difference that is reported, in seconds."""
+"""Difference between the two clocks from which a warning is logged, in seconds."""
 
 _REMEMBERED_S = 300.0
 
 
 class BrokerClock:
-    """The broker's time: the newest append time seen plus the time elapsed since.
+    """Estimates the broker's time as a record's append time plus the time elapsed since the record was seen.
 
-    A record is seen after it was appended, so each gives a lower bound; the latest counts. Observations expire after
-    five to ten minutes, to follow a broker whose clock was set back. Before the first record, this machine's clock is
-    used.
+    A record is seen only after it was appended, so each record gives a lower bound, and the highest one is used.
+    Observations expire after five to ten minutes, so that the estimate follows a broker whose clock was set back.
+    Before the first record, this machine's clock is used.
 
     Args:
         monotonic: Monotonic clock, in seconds.
@@ -34,8 +34,7 @@ class BrokerClock:
         self._monotonic = monotonic
         self._wall_ms = wall_ms
         self._skewed = skewed
-        # Lower bound on how far the broker's clock is ahead of `monotonic`: in the current period, and in the previous
-        # one.
+        # Lower bounds on how far the broker's clock is ahead of `monotonic`, from the current and the previous period.
         self._ahead_ms = [-math.inf, -math.inf]
         self._until_s = monotonic() + _REMEMBERED_S
         self._said = False
@@ -46,7 +45,7 @@ class BrokerClock:
         return self._wall_ms() if ahead_ms == -math.inf else int(ahead_ms + self._monotonic() * 1000)
 
     def handled(self, appended_ms: int) -> None:
-        """Record the append time of a record that may have waited for a long time."""
+        """Note the append time of a record that may have waited for a long time."""
         if appended_ms <= 0:
             return
         now_s = self._monotonic()
@@ -56,7 +55,7 @@ class BrokerClock:
         self._ahead_ms[0] = max(self._ahead_ms[0], appended_ms - now_s * 1000)
 
     def arrived(self, appended_ms: int) -> None:
-        """Record the append time of a record that has just been appended, and report a clock difference."""
+        """Note the append time of a record that has just been appended, and report a clock difference."""
         self.handled(appended_ms)
         skew_s = (self._wall_ms() - self.now_ms()) / 1000
         self._skewed(skew_s)

@@ -1,25 +1,25 @@
-"""Effects: what a record causes, as a value that a service returns; `_handle` applies them in a fixed order.
+"""The effects of a record, which a service returns as a value and the runtime applies in a fixed order.
 
-A keyed service handles the records of a query one after another. It sends and writes nothing itself: it returns
-effects, so that a test sees records in and records out. `_handle` applies them:
+A keyed service handles the records of a query one after another. It sends and writes nothing itself but returns
+effects, so a test can pass in a record and check the records that come out. `_handle` applies the effects:
 
     1. the record is decoded, and the row of its query is read;
     2. the service returns its effects;
     3. the new row is encoded, and refused if it is too large, before anything is sent;
-    4. records are sent, dead letters among them, and delivered;
+    4. the records, including dead letters, are sent and delivered;
     5. the row is written;
-    6. `then` runs: the service's in-memory state is never ahead of its rows.
+    6. `then` runs last, so that the service's in-memory state is never ahead of its rows.
 
 Only then may the offset move. What is sent depends only on the row and the record. If the worker dies between 4 and 5,
-or the broker refuses either, the record is redelivered, and with the same row sends the same records with the same ids.
-If 5 or 6 fails for another reason, the process ends (`PartialWrite`): a service that has applied only some effects must
-handle no more records.
+or the broker refuses the records or the row, the record is redelivered; it finds the same row and sends the same
+records with the same ids. If 5 or 6 fails for any other reason, the process ends (`PartialWrite`), because a service
+that has applied only some of the effects must not handle any more records.
 
-An ordered service handles batches, and its decisions depend on more than a row, so it could not reproduce them.
-`_handle_batch` reverses the order: the rows of the batch are written first, atomically, and then their contents are
-sent. A redelivered record finds its row, and the same is sent again. If the rows cannot be written, the service is
-ahead of its log: it is not used again, and its process ends. If the log belongs to another worker by then, or is being
-recovered (`PartitionLost`), the service recovers instead.
+An ordered service handles batches, and its decisions depend on more than one row, so it could not reproduce them.
+`_handle_batch` therefore reverses the order: it first writes the rows of the batch, atomically, and then sends their
+contents. A redelivered record finds its row, and the same records are sent again. If the rows cannot be written, the
+service is ahead of its log: it is not used again, and its process ends. If by then the log belongs to another worker,
+or is being recovered (`PartitionLost`), the service recovers instead.
 """
 
 import asyncio
@@ -43,15 +43,15 @@ R = TypeVar("R")
 
 
 class Effects(Struct, Generic[R], frozen=True):
-    """What a record causes.
+    """The effects of one record.
 
     Attributes:
-        send: Records, in order.
-        row: The query's new row; None for no row. Unchanged by default.
-        beside: Rows under the service's own keys, as key and value, in the record's partition; None deletes one.
-        refused: Records for the dead-letter topic whose query continues. For a record that ends its query, the service
-            raises the error instead.
-        then: Called when all of this is on the broker, to update counters and in-memory state.
+        send: Records to send, in order.
+        row: The query's new row; None deletes the row. By default the row does not change.
+        beside: Rows (key, value) under the service's own keys, in the record's partition; a value of None deletes one.
+        refused: Records for the dead-letter topic whose query continues. If a record ends its query, the service raises
+            the error instead.
+        then: Called when everything above is on the broker, to update counters and in-memory state.
     """
 
     send: Sequence[Outgoing] = ()
@@ -75,17 +75,17 @@ class Rows(NamedTuple, Generic[R]):
     encode: Callable[[R], bytes]
 
     def get(self, query_id: str) -> R | None:
-        """Return the row of a query, None if it has none."""
+        """Return the row of a query, or None if it has no row."""
         value = self.table.get(key_of(query_id))
         return None if value is None else self.decode(value)
 
     def change(
         self, query_id: str, before: R | None, after: R | UnsetType | None, partition: int
     ) -> PlacedRow | None:
-        """Return the row to write if the row of a query changes, None if it stays the same.
+        """Return the row to write if the row of a query changes, or None if it stays the same.
 
         Raises:
-            RowTooLarge: it cannot be written.
+            RowTooLarge: the new row exceeds the record limit.
         """
         if after is UNSET or after == before:
             return None
@@ -98,16 +98,16 @@ class Keyed(Generic[R]):
     """A service that handles the records of one query at a time.
 
     Attributes:
-        rows: Its state by query; None for a stateless service.
+        rows: The service's state by query; None for a stateless service.
     """
 
     rows: Rows[R] | None = None
 
     async def on(self, row: R | None, message: Any, at: ConsumerRecord) -> Effects[R]:
-        """Return what a record causes.
+        """Return the effects of a record.
 
         Args:
-            row: The row of its query.
+            row: The row of the record's query; None if there is none.
             message: The record, decoded as declared in its `Input`.
             at: Position and append time of the record.
         """
@@ -115,11 +115,11 @@ class Keyed(Generic[R]):
 
 
 class BatchEffects(Struct, frozen=True):
-    """What a batch of records causes.
+    """The effects of a batch of records.
 
     Attributes:
-        rows: Key and value of each row.
-        send: Records, in order.
+        rows: Key and value of each row to write.
+        send: Records to send, in order.
         refused: Records for the dead-letter topic.
         then: Called when the rows are on the broker.
     """
@@ -131,7 +131,7 @@ class BatchEffects(Struct, frozen=True):
 
 
 class Ordered(ABC):
-    """A service that handles batches in partition order, each of which changes its state.
+    """A service that handles batches in partition order and whose state changes with each batch.
 
     Attributes:
         lock: Held until the effects of a batch are applied.
@@ -141,15 +141,15 @@ class Ordered(ABC):
 
     @abstractmethod
     async def prepare(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
-        """Read what a batch needs, before the lock is taken: other batches are handled meanwhile."""
+        """Read what a batch needs before the lock is taken, while other batches are being handled."""
 
     @abstractmethod
     async def ready(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
-        """Prepare for a batch of records of a kind; an error raised here has changed nothing."""
+        """Prepare for a batch of records of one kind. An error raised here leaves the service unchanged."""
 
     @abstractmethod
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
-        """Return the effects of a batch: records of one kind, each with its position and append time."""
+        """Return the effects of a batch of records of one kind, each with its position and append time."""
 
     @abstractmethod
     def changing(self) -> AbstractContextManager[None]:
@@ -210,7 +210,7 @@ async def _handle_batch(
     await service.prepare(each.kind, batch)
     async with service.lock:
         if not all(map(runtime.is_ours, records)):
-            return  # the group rebalanced during the wait: another worker may own them now
+            return  # the group rebalanced during the wait; another worker may own the partition now
         await service.ready(each.kind, batch)
         with service.changing():
             effects = await service.on_batch(batch)

@@ -1,4 +1,4 @@
-"""Errors of a runtime."""
+"""The errors that a runtime raises or handles."""
 
 from schemas.errors import UniscaleError
 from streams.log.base import Unavailable
@@ -6,46 +6,46 @@ from streams.log.base import Unavailable
 # Exception
 # ├── Unavailable         a dependency of a record is unavailable; the guard waits and tries again
 # │   ├── SendFailed      the broker did not accept a record
-# │   │   └── NotAllowed  its access control lists do not allow this process to
+# │   │   └── NotAllowed  the broker's access control lists do not allow this process to read or write a topic
 # │   └── PartitionLost   the partition now belongs to another worker, or is being recovered
-# ├── PartialWrite        the service's state is ahead of its log: counted, and its process ends
+# ├── PartialWrite        the service's state is ahead of its log; the failure is counted and the process ends
 # └── Crash               the service cannot continue, and its process ends
-#     └── Death           a record in flight may be the cause: counted like a killed process
+#     └── Death           a record in flight may be the cause; counted like the killing of a process
 #
-# UniscaleError           in a handler: the record is at fault, and goes to the dead-letter topic
+# UniscaleError           raised by a handler: the record is at fault and goes to the dead-letter topic
 # ├── RowTooLarge         a row would exceed the record limit
 # └── UnknownTopic        a topic does not exist
 
 
 class PartitionLost(Unavailable):
-    """The partition of the record being handled was reassigned: nothing more of this call takes effect.
+    """The partition of the record being handled was reassigned, so nothing more that this call does takes effect.
 
-    Or the partition of the rows it depends on was reassigned, or they are being recovered.
+    Also raised if the partition of the rows that the call depends on was reassigned, or if they are being recovered.
     """
 
 
 class RowTooLarge(UniscaleError, ValueError):
-    """A row would exceed the record limit: the record that would cause it is refused."""
+    """A row would exceed the record limit, so the record that would create it goes to the dead-letter topic."""
 
 
 class PartialWrite(Exception):
-    """A handler failed after changing the service's state but before the change was durable. Its cause says why.
+    """A handler failed after changing the service's state but before the change was durable; see `__cause__`.
 
-    The guard counts the failure like any other, but even the third ends the process: no record may be handled with
-    state that is not in the log. After three failures, the next process sends the record to the dead-letter topic
-    instead of handling it again.
+    The guard counts the failure like any other, but even the third one ends the process, because no record may be
+    handled with state that is not in the log. After three failures, the next process sends the record to the
+    dead-letter topic instead of handling it again.
     """
 
 
 class Crash(Exception):
-    """This service cannot continue. `streams.worker` ends the process; in memory the caller restarts the service.
+    """This service cannot continue. `streams.worker` ends the process; the in-memory cluster restarts the worker.
 
-    Nothing between a handler and its runtime catches it, so no offset moves past the failure.
+    Nothing between a handler and its runtime catches this error, so no offset moves past the failure.
     """
 
 
 class Death(Crash):
-    """An engine has died or hangs, or the process is out of memory: any record in flight may be the cause.
+    """An engine has died or hangs, or the process is out of memory. Any record in flight may be the cause.
 
-    The guard counts it against all of them, like an abrupt death of the process (`Crashes.died`).
+    The guard counts the death against all records in flight, as if the process had been killed (`Crashes.died`).
     """

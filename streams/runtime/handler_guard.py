@@ -1,4 +1,4 @@
-"""Guard around each handler: counts failures across restarts, retries, and sends records to the dead-letter topic."""
+"""A guard around each handler: it retries, counts failures across restarts, and sends dead letters."""
 
 import asyncio
 import contextlib
@@ -25,46 +25,46 @@ from streams.runtime.runtime import BatchHandler, Runtime
 
 log = logging.getLogger("streams.runtime.handler_guard")
 
-# Count failures per record across restarts; the third sends the record to the dead-letter topic.
+# Failures are counted per record across restarts; the third sends the record to the dead-letter topic.
 #
 # An unknown error ends the process before the offset moves, and the next process reads the record again. Without a
 # count, a record that always fails would block its query forever. A process that dies abruptly (segmentation fault,
 # out of memory, kill -9) cannot count. Records in flight are therefore listed in a file while they are handled, and
-# the next process counts the death. Up to 256 records are in flight at a death. Those that were in flight at two are
-# suspects. They are divided into three groups, which run one at a time and with nothing else in flight. The group
-# whose process dies is divided again: of 256 records, the one at fault is alone in flight at the eighth death. Only a
-# record that was alone is refused, so no record is refused because of another.
+# the next process counts the death. Up to 256 records may be in flight when a process dies. Records that were in flight
+# at two deaths are suspects. They are divided into three groups, which run one at a time and with nothing else in
+# flight. The group in flight at the next death is divided again: among 256 records, the one at fault is alone in flight
+# at the eighth death. Only a record that was alone is refused, so no record is refused because of another.
 
 LIMIT = 3
 
 _REFUSED = 256
 """How many guilty records are remembered after they were sent to the dead-letter topic."""
 
-# A topic name has at most 249 characters; partition, offset and append time together at most 45.
+# A topic name has at most 249 characters; partition, offset and append time have at most 45 together.
 _SLOT = 304
 
-# Two groups would need ten deaths; four would each take longer with little in flight.
+# Two groups would need ten deaths; with four, records would be handled for longer with few others in flight.
 _SUSPECT_GROUPS = 3
 
 
 _REASON = 500
-"""Maximum characters of a failure's reason that are kept."""
+"""Maximum number of characters kept of a failure's reason."""
 
 
 class KilledProcess(UniscaleError):
-    """The process died repeatedly while handling this record. Check the service's log before you retry it."""
+    """The process died repeatedly while handling this record. Check the service's log before you retry the record."""
 
 
 class _Count(msgspec.Struct, omit_defaults=True):
-    failures: int = 0  # exceptions of its handler
-    reason: str = ""  # of the last failure or death with a reason
-    deaths: int = 0  # of processes with it in flight
+    failures: int = 0  # how many times its handler raised an exception
+    reason: str = ""  # of the last failure or death for which one is known
+    deaths: int = 0  # how many processes died with it in flight
     alone: bool = False  # whether nothing else was in flight at the last death
-    refused: bool = False  # whether it is guilty and in the dead-letter topic
+    refused: bool = False  # whether it was found guilty and sent to the dead-letter topic
 
 
 class Crashes:
-    """Failures and deaths counted against one worker's records, in a small file, or in memory when there is no path."""
+    """Failures and deaths counted against one worker's records, in a small file, or in memory if `path` is None."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class Crashes:
         self._groups = self._divided()
 
     def __contains__(self, identity: str) -> bool:
-        """Return whether a record has failures or deaths."""
+        """Return whether failures or deaths are counted against a record."""
         return identity in self._counts
 
     def failed(self, identity: str, reason: str = "") -> int:
@@ -92,8 +92,8 @@ class Crashes:
         """Count the death of a process with these records in flight.
 
         Args:
-            in_flight: Their identities.
-            reason: Why it died, if known.
+            in_flight: The records' identities.
+            reason: Why the process died, if known.
         """
         for identity in in_flight:
             count = self._counts.setdefault(identity, _Count())
@@ -105,7 +105,7 @@ class Crashes:
         self._groups = self._divided()
 
     def guilty(self, identity: str) -> int:
-        """Return how many processes a record has killed or made unable to continue; 0 if uncertain."""
+        """Return how many processes a record has killed or made unable to continue; 0 if that is not certain."""
         count = self._counts.get(identity)
         if count is None:
             return 0
@@ -119,13 +119,14 @@ class Crashes:
         return "" if count is None else count.reason
 
     def group(self, identity: str) -> str:
-        """Return a record's group: only records of one group run together. Records not suspected have ""."""
+        """Return a record's group; only records of the same group run together. It is "" for records not suspected."""
         return self._groups.get(identity, "")
 
     def refused(self, identity: str) -> None:
-        """Drop the count of a record that was sent to the dead-letter topic, but remember a guilty one.
+        """Drop the count of a record that was sent to the dead-letter topic, unless the record is guilty.
 
-        Its offset is not committed yet. If the next record ends the process, it is redelivered, and must not run again.
+        A guilty record's offset is not committed yet: if the next record ends the process, the guilty one is
+        redelivered, and must not run again.
         """
         if not self.guilty(identity):
             self.forget(identity)
@@ -137,7 +138,7 @@ class Crashes:
             self._write()
 
     def forget(self, identity: str) -> None:
-        """Drop the count of a record that was handled."""
+        """Drop the count of a record that has been handled."""
         if self._counts.pop(identity, None) is not None:
             self._write()
 
@@ -159,7 +160,7 @@ class Crashes:
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=dict[str, _Count])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return {}  # none yet, or damaged by a machine crash: counting restarts
+            return {}  # no file yet, or one damaged by a machine crash: counting restarts
 
     def _write(self) -> None:
         if self.path is None:
@@ -193,16 +194,17 @@ class StateDirError(UniscaleError):
 
 
 class InFlightFile:
-    """Records in flight, in a memory-mapped file that outlives the process: one slot each, never synced.
+    """Records in flight, in a memory-mapped file that outlives the process. It has one slot per record.
 
-    Written pages survive the process but not the machine. Losing a count in a machine crash is harmless.
+    The file is never synced: written pages survive the process but not a crash of the machine, in which losing a count
+    is harmless.
 
     Args:
         path: The file.
-        slots: How many records it can list.
+        slots: How many records the file can list.
 
     Raises:
-        StateDirError: it cannot be written because the disk is full or permissions are missing.
+        StateDirError: the file cannot be written because the disk is full or permissions are missing.
     """
 
     def __init__(self, path: Path, slots: int) -> None:
@@ -243,7 +245,7 @@ class InFlightFile:
         slots = []
         for each in identities:
             if not self._free:
-                break  # more than any service handles at once; these are not tracked
+                break  # more records than any service handles at once; the rest are not tracked
             slots.append(self._free.pop())
             start = slots[-1] * _SLOT
             self._slots[start : start + _SLOT] = each.encode()[:_SLOT].ljust(_SLOT, b"\0")
@@ -255,17 +257,17 @@ class InFlightFile:
             self._free += slots
 
     def clear(self) -> None:
-        """Empty the file: the process exits deliberately, so the records in flight are not at fault."""
+        """Empty the file, because the process exits deliberately and the records in flight are not at fault."""
         self._slots[:] = self._empty
 
 
 # Suspect groups: handlers of one group run concurrently, but never alongside those of another. Records that are not
-# suspected form one group, "". After a process has died twice with the same records in flight, these are divided into
-# groups (`Crashes.group`): if it dies again, the file of records in flight lists only that group.
+# suspects form one group, "". After a process has died twice with the same records in flight, these are divided into
+# groups (`Crashes.group`). If the process dies again, the file of records in flight lists only the group that ran.
 
 
 class SuspectGroups:
-    """Runs handlers one group at a time. A waiting group is not overtaken by new handlers of the running one."""
+    """Runs handlers one group at a time. New handlers of the running group do not overtake a waiting group."""
 
     def __init__(self) -> None:
         self._group = ""
@@ -273,7 +275,7 @@ class SuspectGroups:
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
     async def enter(self, group: str) -> None:
-        """Wait until no other group runs. Call `leave` afterwards."""
+        """Wait until no other group is running. Call `leave` when the handler has finished."""
         if not self._waiting and (group == self._group or not self._running):
             self._group = group
             self._running += 1
@@ -286,11 +288,11 @@ class SuspectGroups:
             if turn.cancelled():
                 self._waiting = deque(each for each in self._waiting if each[1] is not turn)
             else:
-                self.leave()  # it had been admitted
+                self.leave()  # the handler had been admitted
             raise
 
     def leave(self) -> None:
-        """Leave after a handler; the last one admits the group that has waited longest."""
+        """Leave after a handler has finished. The last to leave admits the group that has waited longest."""
         self._running -= 1
         while not self._running and self._waiting:
             self._group = self._waiting[0][0]
@@ -308,13 +310,13 @@ class Refusal(NamedTuple):
     """A record to send to the dead-letter topic.
 
     Attributes:
-        error: Why it could not be handled.
-        value: Its value.
-        origin: Its position.
+        error: Why the record could not be handled.
+        value: The record's value.
+        origin: The record's position.
         answer: Whether to send an Answer for its query. False if the query continues without this record, or gets its
             Answer elsewhere.
         query_origin: Origin of a query refused because its id is taken; see `DeadLetter`.
-        attempts: How often it was tried.
+        attempts: How many times it was tried.
     """
 
     error: Exception
@@ -342,7 +344,7 @@ async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: S
         letters.append(letter)
         log.warning("dead letter %s: %s: %s", letter.key, letter.error, letter.reason)
         out.append(Outgoing(topics.dead_letter, letter.key.encode(), encode(letter)))
-        # A query does not end when one of these is refused.
+        # A query does not end when a record of one of these topics is refused.
         beside = (topics.answer, topics.feedback, topics.due, topics.reward)
         query_id = letter.query_id if each.answer and each.origin.topic not in beside else None
         if query_id and runtime.answers_for(query_id, each.origin):
@@ -360,28 +362,26 @@ async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: S
         runtime.metrics.dead_letters.labels(letter.origin.topic, letter.error).inc()
 
 
-# The guard around each handler: counts failures, retries, and sends a record to the dead-letter topic.
+# The guard itself ends no process: it raises `Crash` where the service must not continue. What it does depends on the
+# exception that a handler raises:
 #
-# The guard ends no process itself: it raises `Crash` where the service must not continue. Exceptions fall into four
-# kinds:
-#
-#     UniscaleError   the record is at fault: dead letter at once
-#     Unavailable     the broker or an encoder is at fault: not counted; the guard waits and calls the handler again
+#     UniscaleError   the record is at fault, and goes to the dead-letter topic at once
+#     Unavailable     the broker or an encoder is at fault; not counted, and the guard waits and calls the handler again
 #     MemoryError     the process is out of memory: a death, counted against all records in flight (`SuspectGroups`)
-#     Death           likewise: an engine has died or hangs
-#     anything else   the cause is unknown: the failure is counted and the service crashes, so that a fresh process
-#                     tries again; after the third failure the record goes to the dead-letter topic: at once, or, if the
-#                     process cannot go on (`PartialWrite`), from the next one
+#     Death           an engine has died or hangs: a death, counted likewise
+#     anything else   the cause is unknown; the failure is counted and the service crashes, so that a fresh process
+#                     tries again. After the third failure the record goes to the dead-letter topic, sent by this
+#                     process or, if it cannot continue (`PartialWrite`), by the next one
 
 handling: ContextVar[Sequence[ConsumerRecord]] = ContextVar("handling", default=())
-"""The records that the current task handles; empty outside handlers. A handler's effects are checked against them."""
+"""The records that the current task is handling; empty outside handlers. It has effects only while they are ours."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
 
 class HandlerGuard:
-    """Failure counting and dead letters of one worker; both runtimes call their handlers through it."""
+    """Counts failures and sends dead letters for one worker; both runtimes call their handlers through it."""
 
     def __init__(self, runtime: Runtime, crashes: Crashes, in_flight: InFlight) -> None:
         self.runtime = runtime
@@ -403,7 +403,7 @@ class HandlerGuard:
         """Run a task alongside the handlers.
 
         Raises:
-            Death: as the task does; it is counted.
+            Death: the task raised it; the death has been counted.
         """
         try:
             await run()
@@ -420,7 +420,7 @@ class HandlerGuard:
         await self._unless_stopping()
         self.runtime.clock.handled(records[-1].timestamp_ms)
         if len(records) > 1 and any(record.identity in self.crashes for record in records):
-            # One by one, to find the one at fault.
+            # Handle the records one by one, to find the one at fault.
             for record in records:
                 await self.call([record], handle)
             return
@@ -435,7 +435,7 @@ class HandlerGuard:
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
             await self._unless_stopping()
             if not all(map(self.runtime.is_ours, records)):
-                return  # redelivered to whoever owns the partition now
+                return  # the records are redelivered to the worker that owns the partition now
 
     async def _refuse(self, record: ConsumerRecord, error: Exception, attempts: int = 1) -> None:
         """Send a record to the dead-letter topic."""
@@ -483,7 +483,7 @@ class HandlerGuard:
             await handle(records)
         except asyncio.CancelledError as error:
             if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                # Not the handler itself but what it awaited was cancelled; it would end silently.
+                # Not the handler itself but something that it awaited was cancelled; the task would end silently.
                 raise Crash(
                     f"{first.coordinates}: what the {self.runtime.service} waited for was cancelled"
                 ) from error
@@ -516,7 +516,7 @@ class HandlerGuard:
 
     def _count(self, death: Death) -> None:
         """Count a death against all records in flight."""
-        if not self._stopping:  # otherwise counted already: only the first error ends a worker
+        if not self._stopping:  # otherwise a death has been counted already: only the first ends a worker
             self.stop()
             self.crashes.died(self.in_flight.noted, str(death.__cause__ or death))
 

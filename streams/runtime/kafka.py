@@ -1,4 +1,4 @@
-"""The Kafka runtime: faust's app, handlers, tables and followers, composed for one service."""
+"""The Kafka runtime: a faust app with handlers, tables and followers for one service."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ from streams.runtime.table import DeclaredTable, PlacedRow, Recovered, Table
 from streams.settings import Settings
 from streams.topics import Topics
 
-# faust's app and transport, with our consumer and a single sender.
+# faust's app and transport, but with our own consumer and a single sender.
 
 
 def _unheard(error: BaseException) -> None:
@@ -44,7 +44,7 @@ def _unheard(error: BaseException) -> None:
 
 
 class Producer(aiokafka.Producer):
-    """faust's producer, which sends one record per batch to a broker that requires it."""
+    """faust's producer, limited to one record per batch if the broker is the embedded one."""
 
     def _settings_default(self) -> Mapping[str, Any]:
         app: Any = self.app
@@ -52,17 +52,17 @@ class Producer(aiokafka.Producer):
 
 
 class Transport(aiokafka.Transport):
-    """faust's transport, with our consumer and producer."""
+    """faust's transport, but with our own consumer and producer."""
 
     Consumer = Consumer
     Producer = Producer
 
 
 class FaustTables(TableManager):
-    """faust's table manager, subscribing without delay.
+    """faust's table manager, which here subscribes without delay.
 
-    faust waits a second in case the program declares more tables. Ours are declared before the app starts, and its
-    agents, which start before the tables, have already named their topics.
+    faust waits a second in case the program declares more tables. Our tables are declared before the app starts, and
+    its agents, which start before the tables, have already named their topics.
     """
 
     async def on_start(self) -> None:
@@ -72,15 +72,15 @@ class FaustTables(TableManager):
 
 
 class App(faust.App):
-    """faust's app, with our transport and tables.
+    """faust's app, but with our own transport and table manager.
 
     Attributes:
         sender: Sends every record of the process.
-        fail: Called with an exception raised by a handler; raises it by default, and `create_app` makes it end the
-            process.
-        replaced: Called when another process has joined under this one's instance name.
+        fail: Called with an exception raised by a handler. It raises the exception by default; `create_app` makes it
+            end the process.
+        replaced: Called when another process has joined the group under this process's instance name.
         embedded: Called once a broker is reachable, to find out whether it is the embedded one.
-        concurrency: Maximum concurrent handler calls.
+        concurrency: Maximum number of concurrent handler calls.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ def consumer_of(app: Any) -> Consumer:
 
 # One faust app per service, with the settings that the delivery guarantees depend on.
 #
-# Delivery is at least once. A record is done only when all its effects have been delivered. An unknown error ends the
-# process before the offset moves. Records reach the services as raw bytes, so a bad payload never reaches faust's own
-# decoder, which would acknowledge and skip it.
+# Records are delivered at least once. A record is done only when all its effects have been delivered. An unknown error
+# ends the process before the offset moves. Records reach the services as raw bytes, so a bad payload never reaches
+# faust's own decoder, which would acknowledge and skip it.
 
 log = logging.getLogger("streams")
 
@@ -131,7 +131,7 @@ _MAX_BATCH_BYTES = 65_536
 _NEVER_S = 1e9
 
 on_crash: list[Callable[[str, BaseException | None], NoReturn]] = []
-"""Functions that end this process; `streams.worker` adds one. Without any, `crash` only raises."""
+"""Functions that end this process; `streams.worker` adds one. If the list is empty, `crash` only raises `Crash`."""
 
 
 def crash(reason: str, error: BaseException | None = None) -> NoReturn:
@@ -145,9 +145,9 @@ def crash(reason: str, error: BaseException | None = None) -> NoReturn:
 
 
 class Quiet(Monitor):
-    """faust monitor that ends the process when a record could not be delivered, and collects no statistics.
+    """A faust monitor that ends the process when a record could not be delivered, and collects no statistics.
 
-    faust itself would only log a warning. Its statistics cost time and nothing reads them: `metrics.py` counts.
+    faust itself would only log a warning. Its statistics take time and nothing reads them, because `metrics.py` counts.
     """
 
     def on_send_error(self, producer: Any, exc: BaseException, state: Any) -> None:
@@ -155,7 +155,7 @@ class Quiet(Monitor):
         crash(f"a record could not be delivered: {exc!r}", exc)
 
     def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
-        """Record the time: faust warns about stalled streams."""
+        """Record the time, from which faust tells whether a stream has stalled."""
         self.stream_inbound_time[tp] = self.time()
 
     def _nothing(self, *_: Any, **__: Any) -> None:
@@ -166,7 +166,10 @@ class Quiet(Monitor):
 
 
 class RateLimit(logging.Filter):
-    """Log filter that passes one line per period and logger: without a broker, aiokafka logs ten lines a second."""
+    """A log filter that passes one line per period, logger and level.
+
+    While no broker is reachable, aiokafka would otherwise log ten lines a second.
+    """
 
     period_s = 10.0
 
@@ -191,15 +194,16 @@ def create_app(settings: Settings, service: str, group: str = "", instance: str 
 
     Args:
         settings: The settings of the process.
-        service: Its name in `SERVICES`.
+        service: The service's name in `SERVICES`.
         group: The executor group; empty for other services.
-        instance: Stable name of this worker: a static member rejoins without waiting for its old session to expire.
+        instance: A stable name for this worker, under which it rejoins the consumer group as a static member, without
+            waiting for its old session to expire.
     """
     app_id = Topics(settings).app_id(service, group)
     app = App(
         app_id,
-        # faust also reads settings from the environment, under names that others use: Kubernetes sets WEB_PORT=tcp://…
-        # if a service is called "web".
+        # faust also reads settings from the environment, under names that other programs use: Kubernetes sets
+        # WEB_PORT=tcp://… if a service is called "web".
         env={},
         broker=kafka_clients.faust_brokers(settings),
         broker_credentials=kafka_clients.faust_credentials(settings),
@@ -215,7 +219,7 @@ def create_app(settings: Settings, service: str, group: str = "", instance: str 
         broker_session_timeout=settings.kafka.session_timeout_s,
         broker_heartbeat_interval=min(3.0, settings.kafka.session_timeout_s / 3),
         broker_rebalance_timeout=settings.kafka.rebalance_timeout_s,
-        # A standby fetches nothing and would be removed as idle; `kafka_watchdog` detects stuck workers.
+        # A standby fetches nothing and would be removed from the group as idle; `kafka_watchdog` detects stuck workers.
         broker_max_poll_interval=_NEVER_S,
         broker_request_timeout=max(60.0, settings.kafka.session_timeout_s + 5),
         producer_request_timeout=60.0,
@@ -225,7 +229,7 @@ def create_app(settings: Settings, service: str, group: str = "", instance: str 
         consumer_max_fetch_size=settings.kafka.max_record_bytes + 65_536,
         consumer_auto_offset_reset="earliest",
         consumer_group_instance_id=f"{app_id}.{instance}",
-        # A full buffer stops every topic of the worker, so it must hold everything that can be in flight.
+        # A full buffer stops every topic of the worker, so the buffer must hold everything that can be in flight.
         stream_buffer_maxsize=max(4096, 4 * settings.queries.max_in_flight),
         # A handler can run for minutes; by default, every rebalance and stop would wait for it.
         stream_wait_empty=False,
@@ -256,14 +260,14 @@ def create_app(settings: Settings, service: str, group: str = "", instance: str 
 
 
 def changelogged(app: faust.App, name: str, partitions: int) -> Changelogged:
-    """Return a table that faust recovers, whose changelog is declared in `topics.py`."""
+    """Return a table that faust recovers. Its changelog is declared in `topics.py`."""
     table = Changelogged(
         app,
         name=name,
         key_type=bytes,
         value_type=bytes,
         partitions=partitions,
-        # The default of 1,000 rows takes gigabytes if rows are large; with 1, faust would follow the changelog forever.
+        # The default of 1,000 takes gigabytes if rows are large; with 1, faust would follow the changelog forever.
         recovery_buffer_size=50,
         beacon=app.tables.beacon,
     )
@@ -271,10 +275,10 @@ def changelogged(app: faust.App, name: str, partitions: int) -> Changelogged:
     return table
 
 
-# Bind handlers to topics: a record is done when its handler has returned, and not before.
+# Handlers are bound to topics. A record is done when its handler has returned, and not before.
 #
 # Each handler has a faust agent, which starts with the worker, subscribes to the topic and ends with the app. The
-# agent itself receives no records: they go through the queues of the consumer (`streams/runtime/queues.py`).
+# agent itself receives no records, because they go through the consumer's queues (`streams/runtime/queues.py`).
 
 
 def bind(app: faust.App, topic: str, binding: Binding, *, name: str) -> None:
@@ -314,8 +318,8 @@ class KafkaRuntime(Runtime):
         name = self.topics.app_id(service, group)
         self.in_flight = InFlightFile(
             settings.state_path("crashes", f"{name}.{instance}.in-hand"),
-            # As many records as the embedder can have in flight, since its calls wait for other queries; other
-            # services have fewer.
+            # As many records as the embedder, whose calls wait for other queries, can have in flight; other services
+            # have fewer.
             slots=WINDOW * settings.kafka.concurrency * settings.kafka.query_partitions,
         )
         self.interrupted = frozenset(self.in_flight.left)
@@ -323,7 +327,7 @@ class KafkaRuntime(Runtime):
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        # By topic and partition: end offsets not reached yet, with the times at which the broker reported them.
+        # By topic and partition: when the broker reported an end offset that is not reached yet, and that offset.
         self._ends: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._counters = functools.cache(
             lambda topic, stage: (metrics.records.labels(service, topic), metrics.stage.labels(stage))
@@ -375,7 +379,7 @@ class KafkaRuntime(Runtime):
         return table
 
     def _fenced(self, declared: DeclaredTable) -> Table:
-        """Declare a table that recovers by itself; faust only assigns its changelog."""
+        """Declare a table that recovers without faust, which only assigns its changelog."""
         known = changelogged(self.app, declared.name, 1)
         connect: Any = self.app.producer
         changelog = known.changelog_topic.get_topic_name()
@@ -402,7 +406,7 @@ class KafkaRuntime(Runtime):
         return table
 
     def _or_crash(self, recover: Recovered) -> Recovered:
-        """End the service if recovery fails: faust ignores exceptions of callbacks and would continue without rows."""
+        """Return a callback that ends the service if `recover` fails; faust would go on without the table's rows."""
 
         async def whole() -> None:
             try:
@@ -413,9 +417,10 @@ class KafkaRuntime(Runtime):
         return whole
 
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Use the newest record and the end offsets the broker reports now and reported before; see the base class.
+        """Use the newest delivered record and the end offsets that the broker has reported; see the base class.
 
-        A partition with constant traffic may never be read up to its current end, and an idle one has no newer record.
+        Both are needed: a partition with constant traffic may never be read up to its current end, and an idle
+        partition has no newer record.
         """
         asked_ms = self.clock.now_ms()
         ends = await self.log.end_offsets(topics)
@@ -434,7 +439,7 @@ class KafkaRuntime(Runtime):
         await self._deliver([(each.topic, each.partition, each.key, each.value) for each in records])
 
     async def _deliver(self, records: Sequence[tuple[str, int | None, bytes | None, bytes | None]]) -> None:
-        """Deliver records (topic, partition, key, value), except those of a handler whose partition was reassigned."""
+        """Deliver records (topic, partition, key, value), unless the calling handler's partition was reassigned."""
         for record in handling.get():
             await consumer_of(self.app).keep_ours(record)
         try:
@@ -451,14 +456,14 @@ class KafkaRuntime(Runtime):
         return consumer_of(self.app).is_ours(record.epoch)
 
     def assigned(self, topic: str) -> frozenset[int]:
-        """Ask the consumer; see the base class."""
+        """Return the consumer's assignment; see the base class."""
         try:
             return frozenset(tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic)
         except ConsumerNotStarted:
             return frozenset()
 
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Commit lower offsets, which faust then seeks to; see the base class."""
+        """Commit the lower offsets, to which faust then seeks; see the base class."""
         consumer: Any = self.app.consumer
         committed = await consumer.seek_to_committed()
         ahead = {tp: o for tp, o in committed.items() if tp.topic in offsets and o and o > offsets[tp.topic]}
@@ -474,14 +479,14 @@ class KafkaRuntime(Runtime):
         return time.monotonic()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run in a thread, while the event loop continues."""
+        """Run `work` in a thread while the event loop continues."""
         return await asyncio.to_thread(work)
 
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run once the producer is connected; see the base class."""
+        """Run the task once the producer is connected; see the base class."""
 
         async def body() -> None:
-            # faust reports the producer started before it has connected.
+            # faust reports the producer as started before it has connected.
             while getattr(self.app.producer, "_producer", None) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             try:
@@ -501,7 +506,7 @@ class KafkaRuntime(Runtime):
         crash(reason, error)
 
     async def stop(self, settle_s: float) -> None:
-        """Wait up to `settle_s` seconds for records in flight, commit what is handled, and close all connections."""
+        """Wait up to `settle_s` seconds for records in flight, commit handled records, and close all connections."""
         self.guard.stop()
         await wait_while(lambda: self.in_flight.held, settle_s)
         with contextlib.suppress(ConsumerNotStarted):
@@ -514,7 +519,7 @@ class KafkaRuntime(Runtime):
 
 
 class KafkaWorker(faust.Worker):
-    """faust worker that calls `ready` once it serves its partitions, and loses no records when stopped."""
+    """A faust worker that calls `ready` once it serves its partitions, and that loses no records when stopped."""
 
     def __init__(
         self,
@@ -538,10 +543,10 @@ class KafkaWorker(faust.Worker):
         self._ready()
 
     async def stop(self) -> None:
-        """End the process: wait briefly for records in flight, commit what is handled; the rest is redelivered.
+        """Wait briefly for records in flight, commit handled records, and end the process. The rest is redelivered.
 
-        faust would cancel the handlers, acknowledge their records and commit, which loses records in flight. After an
-        error inside faust, nothing is committed.
+        faust would cancel the handlers, acknowledge their records and commit, which would lose records in flight. After
+        an error inside faust, nothing is committed.
         """
         if self.crash_reason is not None:
             crash("faust failed", self.crash_reason)
@@ -557,7 +562,7 @@ class KafkaWorker(faust.Worker):
 async def run_without_handlers(
     runtime: KafkaRuntime, *, ready: Callable[[], None], ended: Callable[[], NoReturn]
 ) -> NoReturn:
-    """Run a service without handlers until SIGTERM or SIGINT. faust cannot: its consumer requires a topic."""
+    """Run a service without handlers until SIGTERM or SIGINT. faust cannot, because its consumer requires a topic."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

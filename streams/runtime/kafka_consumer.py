@@ -1,4 +1,4 @@
-"""Kafka consumer that never commits past an unhandled record: fetching, delivery and offset commits."""
+"""A Kafka consumer that never commits past an unhandled record: fetching, delivery and offset commits."""
 
 import asyncio
 import contextlib
@@ -31,16 +31,18 @@ from streams.runtime.queues import WINDOW, Offsets, Queues
 from streams.runtime.runtime import Binding
 from streams.settings import Settings
 
-# One process per instance name. A second process is refused, or takes over for good and the first logs why it exits.
+# Only one process may use an instance name. A second process is refused, or it takes over for good and the first one
+# logs why it exits.
 #
-# Without this, two processes with one name would keep taking the partitions from each other, and neither would make
+# Otherwise two processes with the same name would keep taking the partitions from each other, and neither would make
 # progress: Kafka treats a static member that joins again as the successor of the first, and aiokafka joins as a new
 # member when the broker no longer knows its member id.
 #
-# - If both have the same `state_dir`, the first keeps the name: it holds a lock on a file there until it exits.
+# - If both processes have the same `state_dir`, the first keeps the name: it holds a lock on a file there until it
+#   exits.
 # - Otherwise the second takes the name. The first rejoins once under its old member id, which the broker refuses if
-#   the name has passed to another member (KIP-345). It then leaves a mark in its `state_dir` and exits. When it is
-#   restarted, it waits until the other process has left the group, and gives up after one session.
+#   the name has passed to another member (KIP-345). The first then leaves a mark in its `state_dir` and exits. When it
+#   is restarted, it waits until the other process has left the group, and gives up after one session.
 
 log = logging.getLogger("streams.worker")
 
@@ -52,7 +54,7 @@ _ACCEPTED = (0, 27)
 
 
 def since_boot() -> float:
-    """Return the seconds since the machine booted, including time asleep."""
+    """Return the seconds since the machine booted, including the time it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -98,10 +100,10 @@ class InstanceName:
         self._lock = lock
 
     async def wait(self, pause_s: float = 2.0) -> None:
-        """If another process took this name before, wait until it has left the group.
+        """If another process has taken this name, wait until that process has left the group.
 
         Raises:
-            NameInUse: it is still a member after one session, so it is alive.
+            NameInUse: the other process is still a member after one session, so it is alive.
         """
         if not self._mark.exists():
             return
@@ -113,13 +115,13 @@ class InstanceName:
         self._mark.unlink(missing_ok=True)
 
     def replaced(self, crash: Callable[[str], NoReturn]) -> NoReturn:
-        """Leave the mark and end the process: another one has joined under this name."""
+        """Leave the mark and end this process, because another one has joined under its name."""
         with contextlib.suppress(OSError):
             self._mark.touch()
         crash(self._told("has joined, and has this one's partitions now"))
 
     def _holder(self) -> str:
-        """Return the host of the member with this name; empty if there is none or the broker does not say."""
+        """Return the host of the member with this name; empty if there is none or the broker does not list members."""
         try:
             members = kafka_admin.members(self._settings, self._group)
         except (KafkaError, KeyError) as error:
@@ -137,14 +139,14 @@ class InstanceName:
 
 
 class MemberSession:
-    """Tracks whether this worker's partitions may be reassigned: after a session without an accepted heartbeat.
+    """Tracks whether this worker may have lost its partitions, which happens after a session without a heartbeat.
 
     A process that was suspended, or whose machine was, does not know. When it resumes, its next effect waits until the
     broker has accepted a heartbeat, or has refused it and the partitions have been reassigned.
 
     Args:
-        lasts_s: The session timeout.
-        clock: Seconds, counting time asleep.
+        lasts_s: The session timeout, in seconds.
+        clock: Returns seconds, counting the time that the machine was suspended.
     """
 
     def __init__(self, lasts_s: float, clock: Callable[[], float] = since_boot) -> None:
@@ -153,14 +155,14 @@ class MemberSession:
         self._heard_s = clock()
 
     def heard(self, sent_s: float) -> None:
-        """Record that the broker accepted a request sent then: the session restarts when it was sent, or later."""
+        """Note that the broker accepted a request sent at `sent_s`: a new session began then or later."""
         self._heard_s = max(self._heard_s, sent_s)
 
     def check(self) -> None:
-        """Return if the partitions are still this worker's.
+        """Return if this worker still has its partitions.
 
         Raises:
-            Unavailable: they may not be.
+            Unavailable: another worker may have them.
         """
         silent_s = self.clock() - self._heard_s
         if silent_s > self._lasts_s:
@@ -171,12 +173,12 @@ class MemberSession:
 
 
 def track_heartbeats(coordinator: Any, replaced: Callable[[], None], session: MemberSession) -> None:
-    """Watch the group coordinator's responses to this aiokafka coordinator.
+    """Watch the broker's responses to an aiokafka group coordinator.
 
     Args:
-        coordinator: The coordinator.
-        replaced: Called when another process has joined under its instance name.
-        session: Notified of requests that the group accepts.
+        coordinator: The aiokafka coordinator.
+        replaced: Called when another process has joined under this process's instance name.
+        session: Notified of requests that the broker accepts.
     """
     reset, send = coordinator.reset_generation, coordinator._send_req
     asked = ""
@@ -185,7 +187,7 @@ def track_heartbeats(coordinator: Any, replaced: Callable[[], None], session: Me
         nonlocal asked
         member = coordinator.member_id
         reset()
-        if member and member != asked:  # once: a broker that does not know the id either assigns a new one
+        if member and member != asked:  # only once: a broker that does not know the id assigns a new one
             asked = coordinator.member_id = member
 
     async def look(request: Any) -> Any:
@@ -206,14 +208,14 @@ _ASSIGN_PAUSE_S = 0.25
 
 
 def assign_all_topics(coordinator: Any, pause_s: float = _ASSIGN_PAUSE_S) -> None:
-    """Have this aiokafka coordinator, as group leader, assign only once it knows the partitions of all topics.
+    """Make an aiokafka coordinator, as group leader, delay the assignment until it knows the partitions of all topics.
 
-    By itself it requests metadata once; if that fails, faust leaves out the unknown topics, and no worker handles them
-    until the metadata is refreshed, after five minutes. If topics stay unknown for some seconds they may not exist, and
-    the group continues without them.
+    Normally aiokafka requests metadata once. If that fails, faust leaves out the unknown topics, and no worker handles
+    them until the metadata is refreshed, after five minutes. If topics stay unknown for some seconds, they may not
+    exist, and the group continues without them.
 
     Args:
-        coordinator: The coordinator.
+        coordinator: The aiokafka coordinator.
         pause_s: Seconds between two tries.
     """
     assign = coordinator._perform_assignment
@@ -238,8 +240,8 @@ def assign_all_topics(coordinator: Any, pause_s: float = _ASSIGN_PAUSE_S) -> Non
 # queue and back, waking up the other loop each way, and both threads compete for one interpreter. Here the same
 # object lives in the app's event loop, so a call to "the thread" is an ordinary call.
 #
-# Code that blocks the loop therefore also delays the heartbeats to the group. A batch of the policy blocks it for
-# some milliseconds, while a session lasts seconds; anything longer runs in threads.
+# Code that blocks the loop therefore also delays the heartbeats to the group. A batch of the policy blocks the loop for
+# a few milliseconds, while a session lasts seconds; anything that takes longer runs in threads.
 
 
 class InLoop(AIOKafkaConsumerThread):
@@ -247,7 +249,7 @@ class InLoop(AIOKafkaConsumerThread):
 
     wait_for_shutdown = False
 
-    # Start, stop and crash as any service does, undoing what the thread needs.
+    # Start, stop and crash like any other service, without the thread's overrides.
     maybe_start, start, stop = Service.maybe_start, Service.start, Service.stop
     crash = Service.crash  # type: ignore[assignment]  # the argument has another name
     _stopped_set, set_shutdown = Service._stopped_set, Service.set_shutdown
@@ -276,7 +278,7 @@ class InLoop(AIOKafkaConsumerThread):
         await maybe_async(fun(*args, **kwargs))
 
     async def commit(self, tps: Mapping[Any, int]) -> bool:
-        """Commit offsets. faust would first build a set of the whole assignment for each of them."""
+        """Commit offsets. faust would first build a set of the whole assignment for each offset."""
         consumer = self._ensure_consumer()
         try:
             await consumer.commit(
@@ -292,11 +294,11 @@ class InLoop(AIOKafkaConsumerThread):
         return True
 
     async def on_partitions_revoked(self, revoked: set[Any]) -> None:
-        """Notify the consumer."""
+        """Notify the consumer of revoked partitions."""
         await self.consumer.on_partitions_revoked(revoked)
 
     async def on_partitions_assigned(self, assigned: set[Any], generation_id: int = 0) -> None:
-        """Notify the consumer."""
+        """Notify the consumer of assigned partitions."""
         await self.consumer.on_partitions_assigned(assigned, generation_id)
 
     async def on_stop(self) -> None:
@@ -305,16 +307,16 @@ class InLoop(AIOKafkaConsumerThread):
             await self._consumer.stop()
 
 
-# Kafka consumer that never commits past an unhandled record. faust's own consumer can.
+# This consumer never commits past an unhandled record. faust's own consumer can.
 #
 # faust seeks and clears its queues while the fetcher keeps running. Records fetched before a seek can therefore be
 # delivered after it, records fetched during a pause or at the end of a generation are dropped while the position
-# advances, and a topic without a committed offset is never seeked at all. Each case ends in a commit past an
+# advances, and no seek is made at all for a topic without a committed offset. Each case ends in a commit past an
 # unhandled record. So here:
 #
-# - The consumer records which offset is *due* in each partition and delivers only that one. If the fetcher is past
-#   it, the consumer seeks back. If the same later record then arrives again, no record lies in between.
-# - Nothing is delivered between a seek to the committed offsets and the clearing of the queues that follows it.
+# - The consumer tracks which offset is *due* in each partition and delivers only the record at that offset. If the
+#   fetcher is past it, the consumer seeks back. If the same later record then arrives again, no record lies in between.
+# - Nothing is delivered between a seek to the committed offsets and the clearing of the queues that follows the seek.
 # - An offset is committed only if every record below it has been handled.
 # - A partition pauses while too many of its records lie above its lowest open one.
 #
@@ -325,12 +327,12 @@ class InLoop(AIOKafkaConsumerThread):
 # How long to wait for records in flight when a service stops or loses partitions; longer work is redelivered.
 SETTLE_S = 3.0
 
-# Poll timeout while partitions are assigned and tables recovered: the set of active partitions changes soon.
+# Poll timeout while partitions are assigned and tables recovered, because the set of active partitions changes soon.
 _MOVING_S = 0.05
 
 
 class PartitionCursor:
-    """Position in one partition: which offset is due, and whether a gap in the offsets is genuine."""
+    """The position in one partition. It knows which offset is due and whether a gap in the offsets is genuine."""
 
     def __init__(self, due: int) -> None:
         self.due = due
@@ -346,8 +348,8 @@ class PartitionCursor:
         returned the same record again.
 
         Args:
-            offset: The record's offset, which is not below the due one.
-            after: The offset that was due after the previous record of the same batch; None for its first record.
+            offset: The record's offset, which is not below the due offset.
+            after: The offset that was due after the previous record of the same batch; None for the first record.
         """
         if offset > self.due and after != self.due and self._asked_again != (self.due, offset):
             self._asked_again = self.due, offset
@@ -357,7 +359,7 @@ class PartitionCursor:
 
 
 class Consumer(aiokafka.Consumer):
-    """faust's consumer with our own delivery and offset bookkeeping; see the comment above."""
+    """faust's consumer, but with our own delivery and offset bookkeeping; see the comment above `SETTLE_S`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -366,7 +368,7 @@ class Consumer(aiokafka.Consumer):
         self._bindings: dict[str, Binding] = {}
         app: Any = self.app
         self.queues = Queues(self, app.concurrency)
-        # A poll that starts below the second number ends within the window.
+        # A poll that starts with a span of at most `_full_above` ends within the window.
         self._window = WINDOW * app.concurrency
         self._full_above = self._window - app.conf.broker_max_poll_records
         self._full: set[Any] = set()
@@ -382,7 +384,7 @@ class Consumer(aiokafka.Consumer):
         self._recovering = 0
         self._unsettled = 0
         self.moved = 0
-        """Counts records delivered, read or handled: while it does not change, there is no progress."""
+        """Counter that grows when records are delivered, read or handled; if it does not, there is no progress."""
         self.fetched: set[Any] = set()
         """Partitions with records fetched but not yet delivered."""
 
@@ -400,7 +402,7 @@ class Consumer(aiokafka.Consumer):
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Count as busy: a rebalance waits briefly for this work to finish before partitions move."""
+        """Count as busy, so that a rebalance waits briefly for this work to finish before partitions move."""
         self._recovering += 1
         try:
             yield
@@ -415,8 +417,8 @@ class Consumer(aiokafka.Consumer):
     def delivered_until(self, topic: str, partition: int) -> tuple[int, int] | None:
         """Return the offset below which everything was delivered, and the newest record's append time in ms, or -1.
 
-        None while that is unknown, or the partition is another worker's. Transaction markers or deleted records may
-        follow the newest record: the fetcher's position is past them.
+        Returns None while these are unknown, or if another worker has the partition. The offset may be past the newest
+        record, because the fetcher skips transaction markers and deleted records.
         """
         tp = TopicPartition(topic, partition)
         if (cursor := self._cursors.get(tp)) is None:
@@ -429,7 +431,7 @@ class Consumer(aiokafka.Consumer):
             and self._may_deliver.is_set()
             and not self.app.rebalancing
         ):
-            with contextlib.suppress(ConsumerNotStarted, AttributeError, KeyError):  # being assigned
+            with contextlib.suppress(ConsumerNotStarted, AttributeError, KeyError):  # while being assigned
                 fetcher = self._thread._ensure_consumer()._subscription.subscription.assignment
                 position = fetcher.state_value(tp)._position or 0
         return max(cursor.due, position), cursor.newest_ms
@@ -440,11 +442,11 @@ class Consumer(aiokafka.Consumer):
         return self._epoch
 
     async def keep_ours(self, record: ConsumerRecord) -> None:
-        """Wait for any rebalance to finish, then return if the record's partition is still this worker's.
+        """Wait for any rebalance to finish, then return if this worker still owns the record's partition.
 
         Raises:
-            PartitionLost: another worker owns it now; the record is redelivered there.
-            Unavailable: another worker may own it.
+            PartitionLost: another worker now owns the partition; the record is redelivered there.
+            Unavailable: another worker may own the partition.
         """
         self.session.check()
         if record.epoch == self._epoch:
@@ -470,7 +472,7 @@ class Consumer(aiokafka.Consumer):
                     self._full.discard(tp)
                     with contextlib.suppress(
                         IllegalStateError, AssertionError, ConsumerNotStarted
-                    ):  # being reassigned
+                    ):  # while the partition is being reassigned
                         self._thread._ensure_consumer().resume(tp)
         self._n_acked += len(records)
         if self._commit_every is not None and self._n_acked >= self._commit_every:
@@ -496,31 +498,35 @@ class Consumer(aiokafka.Consumer):
         if new:
             await self.seek_wait(await self.earliest_offsets(*new))
         if not self.is_ours(epoch):
-            return  # the partitions are being revoked: without a cursor nothing is delivered
+            return  # the partitions are being revoked, and nothing is delivered without a cursor
         for tp, offset in committed.items():
             self._cursors[tp] = PartitionCursor(offset)
             self._offsets[tp].start(offset)
         self._committed_offset.update(committed)
 
     async def highwaters(self, *partitions: Any) -> Mapping[Any, int]:
-        """Return the end offsets of partitions, or for self-recovering tables, that faust has nothing to recover."""
+        """Return the partitions' end offsets.
+
+        For tables that recover without faust, return the earliest offsets instead, so that faust finds nothing to
+        recover.
+        """
         found = dict(await super().highwaters(*partitions))
         if apart := [tp for tp in partitions if tp.topic in self.fences]:
             found |= await self.earliest_offsets(*apart)
         return found
 
     async def seek_wait(self, partitions: Mapping[Any, int]) -> None:
-        """Seek to these offsets. They become due at once, so records fetched before the seek are fetched again."""
+        """Seek to these offsets. They are due at once, so records fetched before the seek are fetched again."""
         self._cursors.update({tp: PartitionCursor(offset) for tp, offset in partitions.items()})
         await super().seek_wait(partitions)
 
     def resume_flow(self) -> None:
-        """Resume delivery: faust has cleared the queues."""
+        """Resume delivery, because faust has cleared the queues."""
         super().resume_flow()
         self._may_deliver.set()
 
     async def on_partitions_revoked(self, revoked: set[Any]) -> None:
-        """Wait briefly for records in flight, then drop partitions that may be assigned to another worker."""
+        """Wait briefly for records in flight, then drop the partitions, which may be assigned to another worker."""
         if revoked:
             self.stop_flow()
             self.app.flow_control.suspend()
@@ -536,8 +542,8 @@ class Consumer(aiokafka.Consumer):
             self._cursors.pop(tp, None)
 
     async def on_partitions_assigned(self, assigned: set[Any], generation_id: int = 0) -> None:
-        """Stop work on partitions that were assigned to another worker; acquire or release write fences."""
-        # If this worker missed a generation, another one may have had any partition in the meantime.
+        """Stop work on partitions that were assigned to another worker, and acquire or release write fences."""
+        # If this worker missed a generation, another worker may have had any partition in the meantime.
         stayed = generation_id - self._generation in (0, 1)
         self._generation = generation_id
         self.queues.keep(assigned if stayed else ())
@@ -545,13 +551,13 @@ class Consumer(aiokafka.Consumer):
         try:
             for fence in self.fences.values():
                 await (fence.take() if fence.topic in topics else fence.release())
-        except Exception as error:  # aiokafka would log it and continue
+        except Exception as error:  # aiokafka would log the error and continue
             self.failed(error)
         await super().on_partitions_assigned(assigned, generation_id)
         self._assigned_epoch = self._epoch
 
     async def _drain_messages(self, fetcher: Any) -> None:
-        """Deliver what the fetcher returns until stopped."""
+        """Deliver the records that the fetcher returns, until the consumer stops."""
         try:
             while not (self.should_stop or fetcher.should_stop):
                 await asyncio.sleep(0)
@@ -566,7 +572,7 @@ class Consumer(aiokafka.Consumer):
                 self.fetched = set(records or ())
                 for tp, batch in (records or {}).items():
                     if not await self._deliver(tp, batch, active) and (cursor := self._cursors.get(tp)):
-                        with contextlib.suppress(IllegalStateError, AssertionError):  # revoked
+                        with contextlib.suppress(IllegalStateError, AssertionError):  # if it was revoked
                             await self._thread.seek_wait({tp: cursor.due})
                     self.fetched.discard(tp)
         except (ConsumerStoppedError, asyncio.CancelledError):
@@ -583,7 +589,7 @@ class Consumer(aiokafka.Consumer):
                 return False
             return self._into_queues(tp, binding, batch, active)
         if not self._is_changelog_tp(tp):
-            return False  # its agent has not bound its handler yet
+            return False  # the topic's agent has not bound its handler yet
         after: int | None = None
         for record in batch:
             if not self._may_deliver.is_set():
@@ -606,7 +612,7 @@ class Consumer(aiokafka.Consumer):
         return True
 
     def _into_queues(self, tp: Any, binding: Binding, batch: Sequence[Any], active: set[Any] | None) -> bool:
-        """Queue a batch without awaiting in between, so that what holds for its first record holds for all."""
+        """Queue a batch without awaiting in between, so that the checks made at its beginning hold for all records."""
         cursor = self._cursors.get(tp)
         if (
             cursor is None
@@ -638,7 +644,7 @@ class Consumer(aiokafka.Consumer):
         return True
 
     # Commits follow our own bookkeeping. faust would log a table of the offsets each time, flush a producer that we do
-    # not use, and rely on acknowledgements that are never made here.
+    # not use, and rely on acknowledgements that never happen here.
 
     def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[Any]:
         asked = [tp for tp in self._offsets if topics is None or tp in topics or tp.topic in topics]
@@ -656,12 +662,12 @@ class Consumer(aiokafka.Consumer):
         return True
 
     async def verify_all_partitions_active(self) -> None:
-        """Do nothing: faust would check streams, which get no records here. `watch_liveness` detects a stall."""
+        """Do nothing. faust would check streams, which get no records here; `watch_liveness` detects a stall."""
 
 
 async def wait_while(busy: Callable[[], int], most_s: float) -> None:
-    """Wait until nothing is in flight, at most `most_s` seconds."""
+    """Wait until `busy` returns 0, but at most `most_s` seconds."""
     time = asyncio.get_running_loop().time
     until = time() + most_s
-    while busy() and time() < until:  # noqa: ASYNC110 - many handlers, one wait
+    while busy() and time() < until:  # noqa: ASYNC110 - one wait for many handlers
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Everything a process writes: records, batched across handlers, and table rows, both awaited."""
+"""Writes a process's records, batched across handlers, and its table rows, and waits for both to be delivered."""
 
 import asyncio
 import functools
@@ -11,11 +11,12 @@ from streams.log.base import Newer, replaces
 from streams.log.pacing import Spacing
 from streams.log.partitioner import partition_for
 
-# faust recovers tables whose partitions are shared among workers. Those with a single writer recover by themselves
+# faust recovers tables whose partitions are shared among workers. Tables with a single writer recover without faust
 # (`FencedTable`).
 #
 # faust's `table[key] = value` discards the delivery future, so a row that the broker refused would be lost and the
-# offset committed anyway. Rows are therefore written by `streams.runtime.table.Table`, which waits for the delivery.
+# offset would be committed anyway. Rows are therefore written by `streams.runtime.table.Table`, which waits for the
+# delivery.
 
 
 class Changelogged(faust.Table[bytes, bytes]):
@@ -30,7 +31,7 @@ class Changelogged(faust.Table[bytes, bytes]):
         """Keys of rows whose last record was a late write by a worker that had lost the partition."""
 
     def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
-        """Apply recovered rows except late writes, and remember the partition of each."""
+        """Apply recovered rows except late writes, and remember the partition of each row."""
         for event in batch:
             key, value = event.message.key, event.message.value
             if not replaces(self.data.get(key), value, self.newer):
@@ -41,16 +42,16 @@ class Changelogged(faust.Table[bytes, bytes]):
             self.places[key] = event.message.partition
 
 
-# One producer for all handlers: their records share requests, and each batch in a request has one acknowledgement.
+# All handlers share one producer: their records share requests, and each batch in a request is acknowledged once.
 #
-# aiokafka's `send` takes about 30 µs per record: it builds sets of all partitions, hashes the key in Python, and
-# gives each record a future. Here records wait for the next send, go into one batch per partition, and a call
+# aiokafka's `send` takes about 30 µs per record because it builds sets of all partitions, hashes the key in Python,
+# and gives each record a future. Here records wait for the next send and go into one batch per partition, and a call
 # returns when the batches with its records are acknowledged. A partition has only one batch in flight at a time, so
 # its records keep their order, even through retries.
 
 
 class _Call:
-    """One call of `send`, and how many of its records are not acknowledged yet."""
+    """A call of `send`, with the number of its records that are not acknowledged yet."""
 
     __slots__ = ("future", "left")
 
@@ -75,9 +76,9 @@ class Sender:
     """Batches records to the broker across handlers.
 
     Args:
-        producer: Returns the connected AIOKafkaProducer; raises while there is none.
-        pause_s: Time between two sends (`Spacing`). Records that did not fit into a full batch follow as soon as that
-            batch is acknowledged.
+        producer: Returns the connected AIOKafkaProducer; raises an error while there is none.
+        pause_s: Seconds between two sends (`Spacing`). Records that did not fit into a full batch follow as soon as
+            that batch is acknowledged.
     """
 
     def __init__(self, producer: Callable[[], Any], pause_s: float) -> None:
@@ -85,7 +86,7 @@ class Sender:
         self._spacing = Spacing(pause_s)
         self._waiting: dict[tuple[str, int], list[_Entry]] = {}
         self._under_way: set[tuple[str, int]] = set()
-        # Topics and partitions whose last batch was full: the remaining records are sent without a pause.
+        # Topics and partitions whose last batch was full. Their remaining records are sent without a pause.
         self._overfull: set[tuple[str, int]] = set()
         self._moment: asyncio.Handle | None = None
         self._posting: set[asyncio.Task[None]] = set()
@@ -95,10 +96,10 @@ class Sender:
         """Send records and wait for all deliveries.
 
         Args:
-            records: Topic, partition (None to choose it by the key), key and value of each.
+            records: Topic, partition (None to choose it by the key), key and value of each record.
 
         Raises:
-            Exception: whatever the producer raised for one of them.
+            Exception: whatever the producer raised for one of the records.
         """
         producer = self._producer()
         placed = []
@@ -117,7 +118,7 @@ class Sender:
         await call.future
 
     async def _count(self, producer: Any, topic: str) -> int:
-        # Read once: if a topic grew while in use, later records of a query would go to another partition.
+        # Read only once: if a topic grew while in use, later records of a query would go to a different partition.
         count = self._partitions[topic] = len(await producer.partitions_for(topic))
         return count
 

@@ -1,4 +1,4 @@
-"""Fencing: one writer per changelog, by one transactional id whose producer epoch the broker checks (KIP-98)."""
+"""Fencing: one writer per changelog, which the broker enforces by the producer epoch of a transactional id (KIP-98)."""
 
 import asyncio
 import contextlib
@@ -23,17 +23,17 @@ from streams.runtime.table import Begins, FileRows, PlacedRow, Recovered, Table
 from streams.settings import Settings
 from streams.topics import writer_of
 
-# One writer per changelog, enforced by the broker: rows are written in transactions under one transactional id. The
+# The broker enforces one writer per changelog: rows are written in transactions under one transactional id. The
 # worker that is assigned the partition takes over the id. From then on the broker refuses every write by the previous
-# owner: a process that was suspended past its session and resumes, or a second one with the same name. Its unfinished
-# transaction is aborted, and read-committed consumers never see it. An epoch stored in the rows could not do this: in
-# a compacted topic, the old writer's late row would replace the valid one.
+# owner, which may be a process that was suspended past its session and resumes, or a second process with the same name.
+# The previous owner's unfinished transaction is aborted, and read-committed consumers never see it. An epoch stored in
+# the rows could not do this, because in a compacted topic the old writer's late row would replace the valid one.
 
 log = logging.getLogger("streams.fence")
 
 # The broker acknowledges a commit a millisecond or two before the transaction's markers are written, and refuses the
-# next transaction until then (KAFKA-5477). aiokafka retries after this pause, 20 ms by default: under load, decisions
-# waited for it after every batch.
+# next transaction until then (KAFKA-5477). aiokafka retries after this pause. With its default of 20 ms, decisions
+# waited that long after every batch under load.
 sender.BACKOFF_OVERRIDE = 0.002
 
 Row = tuple[bytes, bytes | None]
@@ -44,8 +44,8 @@ class Fence:
 
     Args:
         topic: The changelog; it has one partition.
-        connect: Returns a producer, not started, for a transactional id or for None.
-        transactions: Returns whether the broker supports transactions; without them, nothing enforces a single writer.
+        connect: Returns a producer, not yet started, for a transactional id, or for None.
+        transactions: Returns whether the broker supports transactions; if not, nothing enforces a single writer.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Fence:
         """Take over write access from the process that has it.
 
         Raises:
-            KafkaError: the broker refused.
+            KafkaError: the broker refused to give this process write access.
         """
         async with self._one_at_a_time:
             await self._drop()
@@ -90,11 +90,11 @@ class Fence:
         """Write rows atomically and wait until they are committed.
 
         Args:
-            rows: Keys and values; None deletes a key.
+            rows: Keys and values; a value of None deletes the key.
             topic: A topic with one partition that only the fence's owner writes; the default is the changelog.
 
         Raises:
-            Crash: another process has taken over, or it is unknown whether the rows were committed.
+            Crash: another process has taken over write access, or it is unknown whether the rows were committed.
         """
         async with self._one_at_a_time:
             if self._producer is None:
@@ -109,8 +109,8 @@ class Fence:
                 await self._post(rows, topic)
                 await self._producer.commit_transaction()
             except Exception as error:
-                # KafkaError, or an AssertionError if aiokafka has already abandoned the transaction. Only the log
-                # shows whether the commit arrived: a restart reads it.
+                # KafkaError, or an AssertionError if aiokafka has already abandoned the transaction. Only the log,
+                # which is read after a restart, shows whether the commit arrived.
                 raise Crash(
                     f"{self.topic}: another process writes it, or a commit is uncertain: {error!r}"
                 ) from error
@@ -134,10 +134,10 @@ class Fence:
 
 # A table with a single writer, which recovers from its changelog without faust.
 #
-# faust assigns the changelog together with the topics of the service but reads none of it. faust's own recovery would
-# start at the oldest offset, and would wait forever for a last record whose offset belongs to a transaction's marker.
-# Here reading starts at an offset given by the service, after this process has taken over write access. From then on,
-# no earlier writer can commit anything.
+# faust assigns the changelog together with the topics of the service but does not read it. faust's own recovery would
+# start at the oldest offset, and would wait forever if the last offset belongs to a transaction marker. Here reading
+# starts at an offset given by the service, after this process has taken over write access. From then on, no earlier
+# writer can commit anything.
 
 
 class Assignment(Protocol):
@@ -149,20 +149,20 @@ class Assignment(Protocol):
         """Wait while partitions are being reassigned, and return the epoch of the assignment."""
 
     def is_ours(self, epoch: int) -> bool:
-        """Return whether partitions have not been reassigned since this epoch."""
+        """Return whether no partitions have been reassigned since this epoch."""
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Count as busy, so that a rebalance waits briefly."""
+        """Return a context that counts as busy, so that a rebalance waits briefly."""
 
 
 class FencedTable(Table):
-    """A table of one partition that only one process may write, and that recovers by itself.
+    """A table with one partition that only one process may write, and that recovers without faust.
 
     Args:
         settings: The process's settings.
-        fence: Write access to it.
-        log: The log it is in.
-        assignment: The worker's assignment, which also counts records read.
+        fence: Write access to the changelog.
+        log: The log that has the changelog.
+        assignment: The worker's assignment, which also counts the records read.
         owned: Returns the partitions that this worker owns.
         begins: Returns the offset at which reading starts; None for the beginning.
         recovered: Awaited when all rows have been read.
@@ -185,7 +185,7 @@ class FencedTable(Table):
         async def write(topic: str, rows: Sequence[PlacedRow]) -> None:
             self._writes += 1
             await fence.write([(key, value) for key, value, _ in rows], topic)
-            self._writes += 1  # a concurrent recovery sees this, too
+            self._writes += 1  # also after the write, in case a recovery began during it
 
         rows = FileRows(settings.state_path())
         super().__init__(fence.topic, write, owned, settings.kafka.max_record_bytes, rows)
@@ -206,7 +206,7 @@ class FencedTable(Table):
         return self._readings if self._owned() and self._assignment.is_ours(self._read_in) else 0
 
     async def recover(self) -> None:
-        """Read the rows and let the service recover, once per assignment; return when the current one is recovered.
+        """Read the rows and let the service recover, once per assignment; return when that is done for the current one.
 
         faust can call this during a rebalance, and again afterwards, without waiting for the first call to return.
 
@@ -221,9 +221,9 @@ class FencedTable(Table):
                     self._recovered_epoch = epoch
 
     async def _read(self, epoch: int) -> bool:
-        """Read everything committed; return False if it is incomplete and must be read again.
+        """Read all committed rows. Return False if they may be incomplete and must be read again.
 
-        The partition may be reassigned meanwhile, and a handler that started before it returned may still write.
+        In the meantime the partition may be reassigned, or a handler that started earlier may still write.
         """
         began_s, writes = time.monotonic(), self._writes
         found = FileRows(self.settings.state_path())
@@ -237,28 +237,28 @@ class FencedTable(Table):
         self.read_s = time.monotonic() - began_s
         if not self._assignment.is_ours(epoch) or self._writes != writes:
             return False
-        # Another process may have written since. The old rows are visible until here: an empty table would make every
-        # query look new.
+        # Until here the old rows stay visible, although another process may have written since: with an empty table,
+        # every query would look new.
         self._rows = found
         self._readings, self._read_in = self._readings + 1, epoch
         return True
 
 
-# Change the log of a stopped service: this takes over write access, so a service that still runs exits.
+# Change the log of a stopped service. This takes over write access, so a service that is still running exits.
 
 _AT_ONCE = 500
 _LARGE = 65_536
 
 
 class StillRunning(UniscaleError):
-    """The service that owns the log is running. Stop it, wait for its session to end, and try again."""
+    """The service that owns the log is still running. Stop it, wait for its session to end, and try again."""
 
 
 def require_stopped(settings: Settings, group: str) -> None:
-    """Refuse while a consumer group has members.
+    """Raise an error if a consumer group has members.
 
     Raises:
-        StillRunning: naming the members.
+        StillRunning: the group has members, which the message names.
     """
     if members := kafka_admin.members(settings, group):
         names = ", ".join(sorted(str(m.get("client_id") or m.get("member_id")) for m in members))
@@ -273,7 +273,7 @@ def rewrite(settings: Settings, changelog: str, writes: Iterable[tuple[str, Sequ
 
     Args:
         settings: The deployment.
-        changelog: The topic whose write access is taken over.
+        changelog: The changelog to which write access is taken over.
         writes: Topics, each with records (key, value); a value of None deletes the key.
     """
     asyncio.run(_rewrite(settings, changelog, writes))
@@ -294,7 +294,7 @@ async def _rewrite(settings: Settings, changelog: str, writes: Iterable[tuple[st
 
 
 def _parts(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
-    """Split rows so that each transaction stays small; a snapshot chunk ends its transaction."""
+    """Split rows so that each transaction stays small. A large row, such as a snapshot chunk, ends its transaction."""
     part: list[Row] = []
     for row in rows:
         part.append(row)

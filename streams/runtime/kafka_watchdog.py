@@ -1,4 +1,4 @@
-"""Watchdogs of a running process: a stuck consumer, stalled partitions, topics that grew."""
+"""Watchdogs of a running process. They detect a stuck consumer, stalled partitions and topics that have grown."""
 
 import asyncio
 import contextlib
@@ -22,22 +22,23 @@ from streams.runtime.kafka_consumer import SETTLE_S, Consumer
 from streams.runtime.queues import Offsets
 from streams.topics import Topic
 
-# Time without progress of each partition. Totals of a process do not show that one of its partitions is stuck.
+# The time without progress is measured per partition, because totals of a process do not show that one of its
+# partitions is stuck.
 
 
 class PartitionProgress:
-    """Remembers how long each partition has had records waiting without making progress."""
+    """Tracks for how long each partition has had records waiting without making progress."""
 
     def __init__(self) -> None:
         self._since: dict[Any, tuple[int, float]] = {}
 
     def look(self, found: Mapping[Any, tuple[int, bool]], now_s: float) -> dict[Any, float]:
-        """Return the seconds without progress of each partition; 0 if no record waits.
+        """Return the seconds without progress of each partition; 0 if no record is waiting.
 
         The time counts from when a record was first seen waiting, so an idle hour does not count as a stall.
 
         Args:
-            found: By partition, how many records were handled, and whether one waits or is in flight.
+            found: By partition, how many records were handled, and whether a record is waiting or in flight.
             now_s: Seconds on a monotonic clock.
         """
         before, self._since = self._since, {}
@@ -50,7 +51,8 @@ class PartitionProgress:
         return {tp: now_s - self._since[tp][1] if tp in self._since else 0.0 for tp in found}
 
 
-# Consumer state for `watch_liveness`: do records wait, how far is each partition, has an internal task ended?
+# Consumer state for `watch_liveness`: whether records are waiting, how far each partition is, and whether an internal
+# task has ended.
 
 
 def waited_for(consumer: Consumer) -> bool:
@@ -62,11 +64,11 @@ def waited_for(consumer: Consumer) -> bool:
             _has_more(consumer, tp) for tp in consumer.assignment() if not consumer._is_changelog_tp(tp)
         )
     except (ConsumerNotStarted, AttributeError, KeyError):
-        return False  # not connected yet, or being assigned partitions
+        return False  # the consumer is not connected yet, or partitions are being assigned
 
 
 def standing(consumer: Consumer) -> dict[Any, tuple[int, bool]]:
-    """Return, for each partition of this worker, how many of its records were handled and whether others wait.
+    """Return, for each partition of this worker, how many of its records were handled and whether others are waiting.
 
     Raises:
         ConsumerNotStarted: the consumer is not connected yet.
@@ -79,7 +81,7 @@ def standing(consumer: Consumer) -> dict[Any, tuple[int, bool]]:
         try:
             found[tp] = offsets.count, bool(offsets.open) or _has_more(consumer, tp)
         except (AttributeError, KeyError):
-            continue  # being assigned
+            continue  # the partition is being assigned
     return found
 
 
@@ -87,7 +89,7 @@ def _has_more(consumer: Consumer, tp: Any) -> bool:
     subscription = consumer._thread._ensure_consumer()._subscription.subscription
     fetched = subscription.assignment.state_value(tp)
     if tp in consumer.fetched or (cursor := consumer._cursors.get(tp)) is None:
-        return True  # fetched records are below the position
+        return True  # fetched but undelivered records are below the position
     if fetched.highwater is None:
         return False
     return bool(fetched.highwater > (fetched._position or 0) or fetched.highwater < cursor.due)
@@ -111,10 +113,10 @@ log = logging.getLogger("streams.worker")
 
 
 async def watch_liveness(runtime: KafkaRuntime) -> None:
-    """End the process if records wait, none is in flight and there is no progress; its successor continues.
+    """End the process if records are waiting, none is in flight and there is no progress; its successor continues.
 
-    Overlapping rebalances can leave the consumer library waiting forever. A record in flight for long is only logged:
-    an engine step may take minutes, and finding one that never ends is left to operators.
+    Overlapping rebalances can leave the consumer library waiting forever. A record that has been in flight for long is
+    only logged, because an engine step may take minutes; whether a step will ever end is for operators to decide.
     """
     most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
@@ -143,13 +145,16 @@ async def watch_liveness(runtime: KafkaRuntime) -> None:
 
 
 def awaited(task: asyncio.Task[Any]) -> list[str]:
-    """Return where a task waits, from its outermost to its innermost coroutine; `print_stack` shows only the first."""
+    """Return where a task is waiting, from its outermost to its innermost coroutine.
+
+    `Task.print_stack` shows only the outermost one.
+    """
     places: list[str] = []
     inner: Any = task.get_coro()
     while inner is not None:
         kind = next((k for k in ("cr", "ag", "gi") if hasattr(inner, f"{k}_frame")), "")
         if not kind:
-            # The awaitable of an async generator's next step does not refer to it by attribute.
+            # The awaitable for an async generator's next step has no attribute that refers to the generator.
             inner = next(filter(inspect.isasyncgen, gc.get_referents(inner)), None)
             continue
         if (frame := getattr(inner, f"{kind}_frame")) is not None:
@@ -167,12 +172,12 @@ async def watch_partitions(
     metrics: Metrics,
     stalled: Callable[[Mapping[str, float]], None],
 ) -> None:
-    """Update the gauges of lag and of time without progress for each partition of this process, forever.
+    """Keep updating the gauges of lag and of time without progress for each partition of this process.
 
     Args:
         app: The service's app.
         metrics: The process's metrics.
-        stalled: Called with the seconds without progress by "topic/partition", for partitions where records wait.
+        stalled: Called with the seconds without progress by "topic/partition", for partitions with waiting records.
     """
     progress = PartitionProgress()
     shown: set[tuple[str, str]] = set()
@@ -185,7 +190,7 @@ async def watch_partitions(
             continue  # faust reports itself started before it has connected
         ages = progress.look(found, time.monotonic())
         labels = {(tp.topic, str(tp.partition)) for tp in ages}
-        for gone in shown - labels:  # another worker owns it now: its values here are stale
+        for gone in shown - labels:  # another worker now owns the partition, so its values here are stale
             for gauge in (metrics.lag, metrics.stalled):
                 _remove(gauge, gone)
         shown = labels
@@ -198,14 +203,14 @@ async def watch_partitions(
 
 
 def _remove(gauge: Any, labels: tuple[str, str]) -> None:
-    with contextlib.suppress(KeyError):  # it was never set
+    with contextlib.suppress(KeyError):  # the gauge was never set
         gauge.remove(*labels)
 
 
 async def notice_growth(runtime: KafkaRuntime) -> None:
-    """End the process if the partition count of a topic has changed; its successor refuses to start.
+    """End the process if the partition count of a topic has changed; its successor then refuses to start.
 
-    Producers that look up the count would otherwise spread the records of one query over two partitions, without any
+    Otherwise, producers that look up the count would spread the records of one query over two partitions, without any
     error.
     """
     while True:
@@ -219,7 +224,7 @@ async def notice_growth(runtime: KafkaRuntime) -> None:
 
 
 async def changed_counts(client: Any, declared: Iterable[Topic]) -> list[str]:
-    """Return the topics whose partition count on the broker is wrong; empty if the broker does not answer.
+    """Return a finding for each topic whose partition count on the broker is wrong; none if the broker does not answer.
 
     Args:
         client: A connected AIOKafkaClient.

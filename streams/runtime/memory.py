@@ -1,4 +1,4 @@
-"""In-memory runtime with a virtual clock: a worker of a service that can die after any effect."""
+"""The in-memory runtime, with a virtual clock: a worker of a service that can die after any effect."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from streams.settings import Settings
 
 log = logging.getLogger("streams.runtime.memory")
 
-# An event loop on virtual time: it jumps to the next timer when there is nothing else to do.
+# An event loop on virtual time, which jumps to the next timer when there is nothing else to do.
 
 T = TypeVar("T")
 
 
 class Standstill(RuntimeError):
-    """Deadlock: every task waits and no timer is set."""
+    """A deadlock: every task is waiting and no timer is set."""
 
 
 class _Jumping(selectors.SelectSelector):
@@ -53,7 +53,7 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop that never waits. It does not know about threads: work must run inline."""
+    """An asyncio loop that never waits. It does not support threads, so work must run inline."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -67,16 +67,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a virtual clock and return its result."""
+    """Run a coroutine on a virtual clock and return the coroutine's result."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
 
 
-# The records in flight of an in-memory worker, which outlive it.
+# The list of an in-memory worker's records in flight, which outlives the worker.
 
 
 class InFlightList:
-    """Records in flight of a worker, as its successor finds them; see `streams.runtime.handler_guard.InFlight`."""
+    """A worker's records in flight, as its successor finds them; see `streams.runtime.handler_guard.InFlight`."""
 
     def __init__(self, left: Sequence[str] = ()) -> None:
         self.left = list(left)
@@ -99,11 +99,11 @@ class InFlightList:
                 self._held.remove(name)
 
 
-# Tables over the memory broker.
+# Tables on the in-memory broker.
 
 
 class MemoryTable(Table):
-    """A table of one worker; `recover` reads its changelog again."""
+    """A worker's table; `recover` reads its changelog again."""
 
     def __init__(self, runtime: MemoryRuntime, changelog: str, declared: DeclaredTable) -> None:
         limit = runtime.settings.kafka.max_record_bytes
@@ -127,7 +127,7 @@ class MemoryTable(Table):
         return self._readings if self._owned() and self.runtime.epoch == self._read_in else 0
 
     async def recover(self) -> None:
-        """Read the changelog of the assigned partitions, after any other recovery has ended."""
+        """Read the changelog of the assigned partitions, once any other recovery has ended."""
         async with self._one_at_a_time:
             await self._recover()
 
@@ -135,7 +135,7 @@ class MemoryTable(Table):
         owned, epoch, declared = sorted(self._owned()), self.runtime.epoch, self.declared
         late = set[bytes]()
         self._read_in = -1
-        # Empty until read: services must not handle records meanwhile.
+        # The table stays empty until it has been read: services must not handle records in the meantime.
         self._rows.clear()
         if self._places is not None:
             self._places.clear()
@@ -155,7 +155,7 @@ _READING_S = 3.0
 
 
 class Died(BaseException):
-    """This worker was killed: nothing more takes effect."""
+    """This worker was killed, so nothing more that it does takes effect."""
 
 
 class Subscription:
@@ -246,12 +246,12 @@ class MemoryRuntime(Runtime):
         await self.effect("send", record.topic, (record.key, record.value, None))
 
     def require_read(self, topic: str) -> None:
-        """Refuse to read a topic that the ServiceSpec does not list."""
+        """Raise an error if the ServiceSpec does not list a topic that the service reads."""
         if topic not in self.spec.looks_at(self.topics, self.group):
             raise ValueError(f"{self.service}: reads {topic}, which its ServiceSpec does not name")
 
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the base class."""
+        """Compare the delivered offsets with the broker's; see the base class."""
         now_ms, found = self.clock.now_ms(), {}
         for each in self.subscriptions:
             for p, offsets in each.offsets.items() if each.topic in topics else ():
@@ -262,7 +262,7 @@ class MemoryRuntime(Runtime):
         return found
 
     def require_own(self, topic: str) -> None:
-        """Refuse to write a topic that is not part of the service's own state."""
+        """Raise an error if a topic that the service writes is not part of its own state."""
         if topic not in self.spec.keeps(self.topics):
             raise ValueError(f"{self.service}: {topic} is not among the state of its ServiceSpec")
 
@@ -285,7 +285,7 @@ class MemoryRuntime(Runtime):
         return record.epoch == self.epoch and not self.dead
 
     def handled(self, records: Sequence[ConsumerRecord]) -> None:
-        """Do nothing: the cluster tracks it; see `streams.runtime.queues.Watch`."""
+        """Do nothing, because the cluster tracks handled records; see `streams.runtime.queues.Watch`."""
 
     def failed(self, error: Exception) -> None:
         """Report an error that does not end the worker; see `streams.runtime.queues.Watch`."""
@@ -308,7 +308,7 @@ class MemoryRuntime(Runtime):
         return ahead
 
     def wall_ms(self) -> int:
-        """Return the time of this worker's machine in ms, which agrees with the broker's."""
+        """Return the time on this worker's machine, which agrees with the broker's, in ms since the epoch."""
         return self.broker.now_ms()
 
     def monotonic(self) -> float:
@@ -316,11 +316,11 @@ class MemoryRuntime(Runtime):
         return self.broker.monotonic()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run inline: threads would make the order of events nondeterministic."""
+        """Run `work` inline, because threads would make the order of events nondeterministic."""
         return work()
 
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run once the worker serves; see the base class."""
+        """Run the task once the worker serves its partitions; see the base class."""
         self.later.append((name, run))
 
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
@@ -328,7 +328,7 @@ class MemoryRuntime(Runtime):
         raise Crash(reason) from error
 
     async def write(self, topic: str, rows: Sequence[PlacedRow]) -> None:
-        """Write records of the service's own state: one by one, or atomically if it has a single writer."""
+        """Write records of the service's own state: atomically if it has a single writer, otherwise one by one."""
         self.require_own(topic)
         if self.spec.one_writer:
             await self.effect("row", topic, *rows)
@@ -337,7 +337,7 @@ class MemoryRuntime(Runtime):
             await self.effect("row", topic, row)
 
     async def effect(self, kind: Literal["send", "row"], topic: str, *records: Appended) -> None:
-        """Append records atomically unless the broker refuses one. Die afterwards if requested."""
+        """Append records atomically, unless the broker refuses one; afterwards die if `dies_after` says so."""
         await self._latency()
         for handled in handling.get():
             if handled.partition not in self.assigned(handled.topic):
@@ -350,7 +350,7 @@ class MemoryRuntime(Runtime):
         self.done(*(Effect(self.app, kind, topic, key or b"") for key, _, _ in records))
 
     async def commit(self, subscription: Subscription, partition: int) -> None:
-        """Commit the offset below which every record of a partition is handled, if it has advanced."""
+        """Commit the offset below which every record of a partition is handled, if that offset has advanced."""
         await self._latency()
         offsets = subscription.offsets.get(partition)
         if offsets is not None and (offset := offsets.take()) is not None:
@@ -358,7 +358,7 @@ class MemoryRuntime(Runtime):
             self.done(Effect(self.app, "commit", subscription.topic, b""))
 
     def done(self, *effects: Effect) -> None:
-        """Record effects; die afterwards if requested."""
+        """Record effects; afterwards die if `dies_after` says so for one of them."""
         self.broker.effects += effects
         for effect in [effect for effect in effects if self._dies_after(effect)]:
             self.die()
@@ -371,7 +371,7 @@ class MemoryRuntime(Runtime):
             self.left_in_flight = self.in_flight.noted
 
     async def reading(self) -> None:
-        """Simulate the time of reading a single-writer table from its log."""
+        """Simulate the time it takes to read a single-writer table from its log."""
         if self._rng is not None:
             await asyncio.sleep(self._rng.random() * _READING_S)
 

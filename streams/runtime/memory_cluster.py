@@ -1,4 +1,4 @@
-"""An in-memory deployment: workers of services on one broker, with scheduling, deaths and restarts."""
+"""An in-memory deployment: the workers of all services on one broker, with scheduling, deaths and restarts."""
 
 import asyncio
 import contextlib
@@ -29,19 +29,19 @@ _Work = tuple[int, MemoryRuntime, Subscription, int, ConsumerRecord]
 
 
 class Cluster:
-    """All workers of a deployment. Create it inside `memory.run`, on whose clock everything runs.
+    """All workers of a deployment. Create a cluster inside `memory.run`, whose clock it runs on.
 
     Args:
         settings: Settings of every worker.
         services: The services by name.
-        seed: Seed for the latency of every effect and for late commits. None: no latency, a commit after each record,
-            and one record at a time, oldest first.
+        seed: Seed for the latency of every effect and for late commits. None for no latency, a commit after each
+            record, and one record at a time, oldest first.
         dies_after: Called after each effect; returns whether its worker dies now.
         began_ms: Start of the broker's clock, ms since the epoch.
         make: Creates a worker.
 
     Attributes:
-        deaths: Errors that ended workers, in order; each was restarted.
+        deaths: Errors that ended workers, in order; each of these workers was restarted.
     """
 
     def __init__(
@@ -77,13 +77,16 @@ class Cluster:
         self._keep(self._dispatch())
 
     async def up(self) -> None:
-        """Start one worker of each non-optional service, and one per group of grouped ones, downstream first."""
+        """Start one worker of each service (one per group if the service is grouped), except optional services.
+
+        Services downstream start first.
+        """
         for spec in reversed(self.services.values()):
             for group in () if spec.optional else self.groups if spec.grouped else ("",):
                 await self.start(spec.name, group)
 
     async def start(self, service: str, group: str = "", instance: str = "0") -> MemoryRuntime:
-        """Start a worker: control is read, the service built, partitions assigned and tables recovered."""
+        """Start a worker: read control records, build the service, assign partitions and recover tables."""
         spec = self.services[service]
         app = self.topics.app_id(service, group)
         name = (app, instance)
@@ -116,7 +119,7 @@ class Cluster:
         return worker
 
     async def stop(self, worker: MemoryRuntime) -> None:
-        """Stop a worker cleanly: start no more records, commit what is handled, reassign its partitions."""
+        """Stop a worker cleanly: start no more records, commit handled records, and reassign its partitions."""
         worker.guard.stop()
         until = asyncio.get_running_loop().time() + _GRACE_S
         while worker.in_flight.noted and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
@@ -146,15 +149,15 @@ class Cluster:
     def produce(
         self, topic: str, key: bytes | None, value: bytes | None, partition: int | None = None
     ) -> ConsumerRecord:
-        """Append a record as a client does; give the partition to act as a client with another partitioner."""
+        """Append a record as a client does. Pass a partition to act as a client with a different partitioner."""
         return self.broker.append(topic, key, value, partition)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 600.0) -> None:
         """Run the deployment until a condition holds.
 
         Raises:
-            TimeoutError: it did not hold within this many virtual seconds.
-            BaseException: an error in the deployment other than the end of a worker.
+            TimeoutError: the condition did not hold within this many virtual seconds.
+            BaseException: any error in the deployment that is not the end of a worker.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
@@ -165,18 +168,18 @@ class Cluster:
             await asyncio.sleep(0.05)
 
     def check(self) -> None:
-        """Raise any error in the deployment other than the end of a worker."""
+        """Raise the first error in the deployment, if there was one. The end of a worker is not an error."""
         if self._errors:
             raise self._errors[0]
 
     @property
     def busy(self) -> bool:
-        """Whether a record is being handled or waits, or a worker is starting."""
+        """Whether a record is waiting or being handled, or a worker is starting."""
         handling = not all(worker.queues.idle for worker in self.workers)
         return bool(handling or self._starting or self._waiting())
 
     async def close(self) -> None:
-        """Close all resources of the services and end every task. Nothing more is sent or committed."""
+        """Close all resources of the services and end every task. Nothing is sent or committed afterwards."""
         for worker in self.workers:
             worker.die()
             for close in worker.closers:
@@ -190,7 +193,7 @@ class Cluster:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _dispatch(self) -> None:
-        """Deliver records: one at a time without a seed, otherwise as many as each worker's queues accept."""
+        """Deliver records: one at a time if there is no seed, otherwise as many as each worker's queues accept."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -211,7 +214,7 @@ class Cluster:
         self._changed.set()
 
     def _waiting(self, topics: Collection[str] | None = None) -> list[_Work]:
-        """Return the records of topics, or of all topics, that can be delivered now, oldest first."""
+        """Return the records of these topics (None for all) that can be delivered now, oldest first."""
         found: list[_Work] = []
         window = WINDOW * self.settings.kafka.concurrency
         for worker in self.workers:
@@ -258,7 +261,7 @@ class Cluster:
             self.ended(worker, crash)
 
     def ended(self, worker: MemoryRuntime, error: BaseException) -> None:
-        """Remove a worker that ended, and start its successor."""
+        """Remove a worker that has ended, and start its successor."""
         if worker not in self.workers:
             return
         self.deaths.append(error)
@@ -310,7 +313,7 @@ class Cluster:
         epochs = {worker: worker.epoch for worker in members}
         for worker in members:
             if worker.epoch != epochs[worker]:
-                continue  # reassigned again meanwhile: it recovers for the later assignment
+                continue  # reassigned again in the meantime: the worker recovers for the later assignment
             try:
                 for table in worker.tables:
                     await table.recover()
@@ -335,7 +338,7 @@ class Cluster:
         self, coroutine: Coroutine[Any, Any, None], among: "set[asyncio.Task[None]] | None" = None
     ) -> None:
         kept = self._tasks if among is None else among
-        # Not in a handler's context, in which a worker may have died.
+        # The task does not run in the context of a handler, whose worker may have died.
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine, context=Context())
         kept.add(task)
 

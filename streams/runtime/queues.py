@@ -1,12 +1,12 @@
-"""Keyed queues between partitions and handlers: what runs concurrently, and which offsets may be committed.
+"""Keyed queues between partitions and handlers. They decide what runs concurrently and which offsets are committed.
 
-The records of one query are handled one after another, whichever topics of the service they come from. Those of
-different queries run concurrently, even within a partition: partitions spread work over workers and do not limit it. A
-record without a readable query id has its own queue. Topics that need one order are handled in batches, and have one
-queue for each partition.
+The records of one query are handled one after another, whichever of the service's topics they come from. The records
+of different queries are handled concurrently, even within a partition: partitions spread the work over workers and do
+not limit concurrency. A record without a readable query id has its own queue. Topics whose records must be handled in
+order are handled in batches, and have one queue for each partition.
 
-Handlers therefore finish out of order. `Offsets` commits below the lowest open record of a partition and tracks the
-records done above it, which are redelivered after a crash. `WINDOW` limits how many that can be.
+Handlers therefore finish out of order. `Offsets` commits up to the lowest open record of a partition and tracks the
+handled records above it, which are redelivered after a crash. `WINDOW` limits how many of these there can be.
 
 Both runtimes use this module; it depends on neither.
 """
@@ -22,11 +22,11 @@ from streams.log.base import ConsumerRecord
 from streams.runtime.runtime import Binding
 
 WINDOW = 8
-"""Maximum records of a partition delivered from its lowest open one on, as a multiple of the concurrency."""
+"""Maximum number of records delivered from a partition's lowest open record on, as a multiple of the concurrency."""
 
 
 class AbandonedRecord(RuntimeError):
-    """A handler was cancelled for an unknown reason, so its record is not handled. A restart reads it again."""
+    """A handler was cancelled for an unknown reason. Its record is not handled, and is redelivered after a restart."""
 
 
 class Offsets:
@@ -43,7 +43,7 @@ class Offsets:
     """
 
     def __init__(self) -> None:
-        self._order: deque[int] = deque()  # from the lowest open record on, including those done above it
+        self._order: deque[int] = deque()  # from the lowest open record on, including handled ones
         self._done: set[int] = set()
         self._newest = -1
         self._next: int | None = None
@@ -51,13 +51,13 @@ class Offsets:
         """Number of records handled so far."""
 
     def delivered(self, offset: int) -> None:
-        """Mark a record as open. No effect if it is open or handled already."""
+        """Mark a record as open. This has no effect if the record is already open or handled."""
         if offset > self._newest:
             self._newest = offset
             self._order.append(offset)
 
     def handled(self, offset: int) -> None:
-        """Close a record. No effect if it is closed, or was not delivered here."""
+        """Close a record. This has no effect if the record is already closed, or was not delivered here."""
         order, done = self._order, self._done
         if not order or offset < order[0] or offset > self._newest or offset in done:
             return
@@ -75,7 +75,7 @@ class Offsets:
 
     @property
     def next(self) -> int:
-        """Offset of the first record that may follow: after the newest delivered, or where it started."""
+        """Offset of the first record that may follow: the one after the newest delivered, or the start offset."""
         return self._newest + 1
 
     @property
@@ -85,7 +85,7 @@ class Offsets:
 
     @property
     def span(self) -> int:
-        """Number of records delivered from the lowest open one on, whether handled or not."""
+        """Number of records delivered from the lowest open record on, whether handled or not."""
         return len(self._order)
 
     @property
@@ -94,7 +94,7 @@ class Offsets:
         return self._next is not None
 
     def take(self) -> int | None:
-        """Return the offset to commit, once; None if it has not advanced since the last call."""
+        """Return the offset to commit, or None if it has not advanced since the last call."""
         offset, self._next = self._next, None
         return offset
 
@@ -106,11 +106,11 @@ class Watch(Protocol):
         """Mark records as handled."""
 
     def failed(self, error: Exception) -> None:
-        """Record that a handler raised. Its record stays open, and nothing after it in its queue is handled."""
+        """Note that a handler raised an error. Its record stays open, and later records of its queue stay unhandled."""
 
 
 class _Open:
-    """A call in progress."""
+    """A handler call in progress."""
 
     __slots__ = ("began_s", "moved", "records", "task")
 
@@ -122,14 +122,14 @@ class _Open:
 
 
 class Queues:
-    """All queues of one worker, and the tasks that handle their records: at most `concurrency` at a time.
+    """All queues of one worker, and the tasks that handle their records, at most `concurrency` at a time.
 
-    A service whose handlers wait for other queries has `WINDOW` times as many per partition: as many as are delivered.
-    A call that releases its slot is not counted.
+    If handlers wait for other queries, up to `WINDOW * concurrency` calls per partition may run at a time, one for each
+    delivered record. A call that has released its slot does not count.
 
     Args:
         watch: Receives events.
-        concurrency: Maximum calls in progress.
+        concurrency: Maximum number of calls in progress.
     """
 
     def __init__(self, watch: Watch, concurrency: int) -> None:
@@ -146,7 +146,7 @@ class Queues:
         self._runners: set[asyncio.Task[None]] = set()
 
     def put(self, binding: Binding, record: ConsumerRecord) -> None:
-        """Add a record; it is handled after all earlier ones of its key."""
+        """Add a record; it is handled after all earlier records with the same key."""
         if binding.waits and (place := _place(record)) not in self._waits:
             self._waits.add(place)
             self._most = WINDOW * self._concurrency * len(self._waits)
@@ -173,7 +173,7 @@ class Queues:
         return not self._waiting
 
     def oldest(self) -> tuple[ConsumerRecord, float] | None:
-        """Return the first record of the call that has been in progress for longest, and for how many seconds."""
+        """Return the first record of the longest-running call, and how many seconds the call has run; None if idle."""
         for each in self._open.values():
             return each.records[0], asyncio.get_running_loop().time() - each.began_s
         return None
@@ -194,7 +194,7 @@ class Queues:
         self._waiting = {key: deque() for key in self._waiting if key in self._open}
 
     def keep(self, partitions: Collection[tuple[str, int]]) -> None:
-        """Drop the waiting records of all other partitions, and cancel calls that hold some of them."""
+        """Drop the waiting records of all other partitions, and cancel calls that are handling such records."""
         self._waits.intersection_update(partitions)
         for key, waiting in list(self._waiting.items()):
             kept = [each for each in waiting if _place(each[1]) in partitions]
@@ -223,7 +223,7 @@ class Queues:
         self._start()
 
     async def _run(self) -> None:
-        """Handle records one after another while any waits: a task per record would cost more."""
+        """Handle records one after another while any are waiting, because a task per record would cost more."""
         while self._ready:
             key = self._ready.popleft()
             waiting = self._waiting[key]
@@ -250,9 +250,9 @@ class Queues:
             else:
                 del self._waiting[key]
             if len(self._runners) > self._most + self._released:
-                return  # another one started while this one had released its slot
+                return  # another task started while this one had released its slot
             if now.moved:
-                return  # this task is cancelled, whether its handler noticed or not
+                return  # this task was cancelled, whether or not its handler noticed
 
 
 def _place(record: ConsumerRecord) -> tuple[str, int]:

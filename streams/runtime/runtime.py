@@ -1,4 +1,4 @@
-"""What a service declares, and its only access to the outside: records in, records out, tables, time and control."""
+"""What a service declares, and `Runtime`, its only access to records, tables, time and control."""
 
 import asyncio
 import contextlib
@@ -22,16 +22,16 @@ from streams.topics import Topics
 # Two implementations exist: `runtime.kafka` for deployments and `runtime.memory` for tests, examples and proofs.
 # `tests/streams/runtime` holds both to one contract:
 #
-# - Records of one query are handled one call at a time, from whichever of the service's topics they come, and those of
-#   one partition in order. Records of different queries are handled concurrently, up to `UNISCALE_CONCURRENCY` in a
-#   worker.
-# - A topic that is handled in batches has one order: the records of a partition are handled one call at a time.
+# - Records of one query are handled one call at a time, whichever of the service's topics they come from, and those
+#   from one partition in order. Records of different queries are handled concurrently, up to `UNISCALE_CONCURRENCY` in
+#   a worker.
+# - The records of a topic that is handled in batches are handled in order, one call at a time for each partition.
 # - A record is done when its handler has returned. After a crash, every record that was not done is redelivered, along
 #   with later records that were done.
 # - Once a partition has moved to another worker, no handler of its records sends or writes anything more.
 # - `send` and table writes return once the broker has stored the records; if it refuses one, they raise `SendFailed`.
 # - Before the first record is handled, a table contains all rows that were written before the crash.
-# - When a handler has failed three times on one record, the record goes to the dead-letter topic and its query
+# - When a handler has failed three times on a record, the record goes to the dead-letter topic and its query
 #   continues without it.
 
 T = TypeVar("T")
@@ -44,10 +44,10 @@ class Binding(NamedTuple):
     """How the records of a topic are handled.
 
     Attributes:
-        handle: Returns when the records are handled; an exception other than a cancellation ends the worker.
-        most: Records in one call at most.
+        handle: Returns when the records are handled; any exception except a cancellation ends the worker.
+        most: Maximum number of records in one call.
         ordered: Whether the records of a partition are handled in order, one call at a time, instead of by query.
-        waits: Whether calls wait for other queries: as many may then be in progress as are delivered.
+        waits: Whether calls wait for other queries. If so, there may be a call in progress for every delivered record.
     """
 
     handle: BatchHandler
@@ -67,12 +67,12 @@ class Runtime(ABC):
         clock: The broker's clock, estimated from append times.
         log: The topics, for reading outside the service's consumer group.
         service: The service's name.
-        group: The executor group, if the service has one.
+        group: The executor group; empty if the service has none.
         instance: Stable name of this worker among those of its service.
         limit: Maximum bytes of a record's value.
         interrupted: Identities of the records that were in flight when the previous process of this worker died.
-        answers_for: Whether a query gets an Answer when its record, at an origin, has gone to the dead-letter topic; a
-            service may replace it.
+        answers_for: Returns whether a query gets an Answer when its record at an origin has gone to the dead-letter
+            topic. A service may replace this function.
         closers: Called when the service stops cleanly.
     """
 
@@ -103,13 +103,13 @@ class Runtime(ABC):
         self.closers: list[Callable[[], Awaitable[None]]] = []
 
     def each(self, topic: str, handle: Handler, *, stage: str, waits: bool = False) -> None:
-        """Bind a handler to a topic: one record of a query at a time.
+        """Bind a handler to a topic. It gets the records of a query one at a time.
 
         Args:
             topic: The topic.
-            handle: Its handler.
-            stage: Names it in metrics.
-            waits: Whether it waits for other queries. A waiting call then does not block others.
+            handle: The handler.
+            stage: The handler's name in metrics.
+            waits: Whether the handler waits for other queries. If so, a waiting call does not block others.
         """
 
         async def one(records: Sequence[ConsumerRecord]) -> None:
@@ -118,7 +118,7 @@ class Runtime(ABC):
         self._bind(topic, Binding(one, waits=waits), stage)
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
-        """Bind a handler to a topic of one partition: it gets the waiting records, up to `most` at a time."""
+        """Bind a handler to a topic with one partition. It gets the waiting records, up to `most` at a time."""
         self._bind(topic, Binding(handle, most, ordered=True), stage)
 
     @abstractmethod
@@ -139,21 +139,21 @@ class Runtime(ABC):
         """Declare a table.
 
         Args:
-            name: Forms the changelog's name, with the service's name.
-            partitions: Partitions of the changelog; the same number as of the topics whose handlers write it.
-            source: One of these topics: the owner of its partition owns the rows of that partition.
+            name: The table's name; the changelog is named after it and the service.
+            partitions: The number of partitions of the changelog, and of the topics whose handlers write the table.
+            source: One of these topics. The worker that owns one of its partitions owns the rows of that partition.
             recovered: Awaited after each recovery, before the first record is handled; its errors end the service.
-            one_writer: For a table of one partition: the broker refuses writes by a worker that no longer owns it, even
-                if the worker does not know yet. Each `put_all` is atomic, and a recovery sees everything that any
-                worker wrote before it. Values are kept in a file (`FileRows`), keys in memory.
-            begins: For a single-writer table: awaited before each recovery, returns the changelog offset to start
+            one_writer: For a table with one partition: the broker refuses writes by a worker that no longer owns the
+                partition, even if that worker does not know yet. Each `put_all` is atomic, and a recovery sees
+                everything that any worker wrote before it. Values are kept in a file (`FileRows`), keys in memory.
+            begins: For a single-writer table: awaited before each recovery; returns the changelog offset to start
                 reading from. Earlier rows must come from elsewhere; see `Table.seed`.
-            newer: For a table with several writers: whether a row replaces an earlier one of its key. A worker
-                suspended past its session may write a row after its successor has. A recovery ignores that row, and
-                writes the earlier one again, because compaction keeps only the last.
+            newer: For a table with several writers: returns whether a row replaces an earlier row with the same key. A
+                worker suspended past its session may write a row after its successor has. A recovery ignores that row
+                and writes the earlier one again, because compaction keeps only the last.
 
         Raises:
-            ValueError: `begins` for a table of several writers.
+            ValueError: `begins` was given for a table with several writers.
         """
         if begins is not None and not one_writer:
             raise ValueError(f"{name}: only a table with one_writer=True begins at an offset")
@@ -167,9 +167,9 @@ class Runtime(ABC):
         """Send records and wait for their delivery. Records of one partition keep their order.
 
         Raises:
-            PartitionLost: the handler's record belongs to another worker now; nothing was sent.
+            PartitionLost: the handler's record now belongs to another worker; nothing was sent.
             RecordTooLarge: a value exceeds the limit; nothing was sent.
-            SendFailed: the broker did not accept a record; others of the call may have been delivered.
+            SendFailed: the broker did not accept a record; other records of this call may have been delivered.
         """
         for record in records:
             if len(record.value) > self.limit:
@@ -189,7 +189,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def is_ours(self, record: ConsumerRecord) -> bool:
-        """Return whether this worker has kept the record's partition since delivery; if not, it is redelivered."""
+        """Return whether this worker has kept the partition since the record's delivery; if not, it is redelivered."""
 
     @abstractmethod
     def assigned(self, topic: str) -> frozenset[int]:
@@ -199,8 +199,8 @@ class Runtime(ABC):
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Return, by topic and partition, the append time up to which all records were delivered, ms since the epoch.
 
-        Covers only topics that this worker handles and partitions that it owns, except those for which it is unknown.
-        Records appended to another topic from now on are handled after those records of the same query.
+        Only partitions that this worker owns of topics that it handles are included, and only if the time is known.
+        Records appended to another topic from now on are handled after those delivered records of the same query.
 
         Raises:
             Unavailable: the broker does not respond.
@@ -208,9 +208,9 @@ class Runtime(ABC):
 
     @abstractmethod
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Move committed offsets of topics with one partition back to these if they are ahead.
+        """Move the committed offsets of topics with one partition back to `offsets` where they are ahead.
 
-        Call it while recovering: reading continues from there. Returns the commits that were ahead.
+        Call this during a recovery; reading then continues from these offsets. Returns the commits that were ahead.
         """
 
     @abstractmethod
@@ -227,24 +227,24 @@ class Runtime(ABC):
 
     @abstractmethod
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a task alongside the handlers once records can be sent; its errors end the service."""
+        """Run a task alongside the handlers, as soon as records can be sent; its errors end the service."""
 
     @abstractmethod
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
         """End this service immediately, so that no offset moves past the failure."""
 
 
-# What a service declares, so that it can be described without importing its code.
+# The declaration of a service, which describes the service without importing its code.
 
 
 class Input(NamedTuple):
-    """How the records of an input are read.
+    """How the records of an input topic are handled.
 
     Attributes:
         kind: The record class.
-        stage: Name of the handling in metrics.
+        stage: The handler's name in metrics.
         waits: For a keyed service; see `Runtime.each`.
-        most: Maximum records in a batch, for an ordered service; see `Runtime.batches`.
+        most: For an ordered service, the maximum number of records in a batch; see `Runtime.batches`.
     """
 
     kind: type[Record]
@@ -257,17 +257,18 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     """One service as the command line, the launcher, the gateway and the tests know it.
 
     Attributes:
-        name: Its name on the command line, in consumer groups and in metrics.
-        inputs: The topics it handles, by name without the prefix, and how. `.<group>` stands for its own group.
+        name: The service's name on the command line, in consumer groups and in metrics.
+        inputs: The topics that the service handles, by name without the prefix, and how it handles each. `.<group>`
+            stands for its own group.
         outputs: The topics it writes. `.<group>` stands for the group of a Decision.
         follows: The topics it also reads, without a consumer group. `control` and `heartbeat`, which every service
             follows, are not listed.
-        state: The topics of its own state, which only it writes, and which it reads at startup.
-        one_writer: Whether only one of its workers at a time may write its state, in transactions.
+        state: The topics of its own state, which only this service writes, and which it reads at startup.
+        one_writer: Whether only one worker at a time may write the service's state, in transactions.
         build: Creates the service, importing its code only when called. `streams.runtime.effects.connect` binds the
             result to the inputs.
-        grouped: Whether there is one instance of it per executor group.
-        optional: Whether `up` starts it only on request.
+        grouped: Whether the service runs once per executor group.
+        optional: Whether `up` starts the service only on request.
     """
 
     name: str
@@ -281,20 +282,20 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     optional: bool = False
 
     def reads(self, topics: Topics, group: str = "") -> tuple[str, ...]:
-        """Return the full names of the topics it handles."""
+        """Return the full names of the topics that the service handles."""
         return _full(topics, self.inputs, group)
 
     def looks_at(self, topics: Topics, group: str = "") -> tuple[str, ...]:
-        """Return the full names of all topics that it may read, including its inputs and its own state."""
+        """Return the full names of all topics that the service may read, including its inputs and its own state."""
         beside = (*self.follows, *self.state, "control", "heartbeat")
         return _full(topics, (*self.inputs, *beside), group)
 
     def keeps(self, topics: Topics) -> tuple[str, ...]:
-        """Return the full names of the topics of its own state."""
+        """Return the full names of the topics that hold the service's own state."""
         return _full(topics, self.state)
 
     def writes(self, topics: Topics, topic: str) -> bool:
-        """Return whether it may write a topic."""
+        """Return whether the service may write to a topic."""
         name = topic.removeprefix(topics.prefix)
         return any(
             name == out or (out.endswith(".<group>") and name.startswith(out.removesuffix("<group>")))
@@ -302,7 +303,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
         )
 
     def apps(self, topics: Topics, groups: "tuple[str, ...]") -> tuple[str, ...]:
-        """Return its consumer groups in a deployment with these executor groups."""
+        """Return the service's consumer groups in a deployment with these executor groups."""
         if not self.inputs:
             return ()
         if not self.grouped:

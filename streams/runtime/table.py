@@ -16,7 +16,7 @@ Begins: TypeAlias = Callable[[], Awaitable[int]]
 
 
 PlacedRow: TypeAlias = tuple[bytes, bytes | None, int]
-"""Key, value and partition of a row; None deletes it."""
+"""Key, value and partition of a row; a value of None deletes the row."""
 
 Write: TypeAlias = Callable[[str, Sequence[PlacedRow]], Awaitable[None]]
 """Writes records to a topic in order, and returns once the broker has stored all of them."""
@@ -38,18 +38,18 @@ _log = logging.getLogger("streams.tables")
 
 
 class Table:
-    """Rows as bytes by key, in memory, rebuilt from a changelog at startup. A write is durable when it returns.
+    """Rows (bytes) by key, in memory, rebuilt from a changelog at startup. A row is durable once its write returns.
 
     A row is written to its key's partition (`partition_for`); rows in other partitions are not recovered. The runtime
-    implements writing and recovery; this class decides which rows are visible.
+    implements writing and recovery, and this class decides which rows are visible.
 
     Args:
-        changelog: The topic of its rows.
+        changelog: The topic that holds the rows.
         write: Writes records; see `Runtime.table` for when this is atomic.
-        owned: Returns the partitions that this worker owns. Rows of others stay in memory but are not visible.
-        limit: Maximum bytes of a record.
-        rows: Rows by key; whatever recovers the table fills them.
-        places: The partition of each row; None for a table of one partition.
+        owned: Returns the partitions that this worker owns. Rows of other partitions stay in memory but are invisible.
+        limit: Maximum size of a record, in bytes.
+        rows: The mapping that holds the rows by key, which the table's recovery fills; None for a new dictionary.
+        places: The partition of each row; None for a table with one partition.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class Table:
 
     @property
     def reading(self) -> int:
-        """Return the number, from 1, of the recovery that its rows are from; 0 if partitions were reassigned since.
+        """Return the number, from 1, of the recovery that read the rows; 0 if partitions were reassigned since.
 
-        Results derived from the rows of one recovery must not be written after another. Every runtime counts recoveries
-        for single-writer tables only.
+        Results derived from the rows that one recovery has read must not be written after a later one. Only
+        single-writer tables count recoveries in both runtimes.
         """
         return 0
 
     def get(self, key: bytes) -> bytes | None:
-        """Return a row, or None if the key has none."""
+        """Return the row of a key, or None if there is none."""
         return self._rows.get(key)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -87,11 +87,11 @@ class Table:
         return (key for key in list(self._rows) if self._place(key) in owned)
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Return key and value of every row in the partitions this worker owns."""
+        """Return the key and value of every row in the partitions this worker owns."""
         return [(key, self._rows[key]) for key in self]
 
     def partition_of(self, key: bytes) -> int | None:
-        """Return the partition of a row, None if there is no such row or another worker owns its partition."""
+        """Return the partition of a row, or None if there is no such row or another worker owns its partition."""
         place = self._place(key)
         return place if place in self._owned() and key in self._rows else None
 
@@ -99,15 +99,16 @@ class Table:
         return 0 if self._places is None else self._places.get(key)
 
     async def put_all(self, rows: Iterable[PlacedRow]) -> None:
-        """Write rows in order. They are visible once all of them are durable.
+        """Write rows in order. They become visible once all of them are durable.
 
         Args:
-            rows: The rows. No value may be empty, because a recovery treats that as a deletion. None deletes a row.
+            rows: The rows. A value of None deletes the row. No value may be empty, because a recovery would take the
+                row as deleted.
 
         Raises:
-            PartitionLost: the handler's record belongs to another worker now; nothing was written.
+            PartitionLost: the handler's record now belongs to another worker; nothing was written.
             RowTooLarge: a row exceeds the record limit; nothing was written.
-            SendFailed: the broker did not accept a row; none is visible, others of the call may have been written.
+            SendFailed: the broker did not accept a row. None of the rows is visible, but some may have been written.
         """
         rows = list(rows)
         for row in rows:
@@ -117,9 +118,9 @@ class Table:
             self._show(rows)
 
     async def put_again(self, late: Iterable[bytes]) -> None:
-        """Write rows of owned partitions again whose keys had late writes after them."""
+        """Rewrite the rows of keys that have had late writes, if this worker owns the rows' partitions."""
         for key in sorted(late):
-            # A handler that started earlier may close its query meanwhile.
+            # A handler that started earlier may close its query in the meantime.
             if (place := self.partition_of(key)) is not None:
                 _log.warning(
                     "%s: row %r was written late: the earlier one is written again", self.changelog, key
@@ -127,10 +128,11 @@ class Table:
                 await self.put_all([(key, self._rows[key], place)])
 
     def check(self, row: PlacedRow) -> None:
-        """Refuse a row that cannot be written.
+        """Raise an error if a row cannot be written.
 
         Raises:
-            RowTooLarge: it exceeds the record limit.
+            RowTooLarge: the row exceeds the record limit.
+            ValueError: the row's value is empty.
         """
         key, value, _ = row
         if value is None:
@@ -143,16 +145,17 @@ class Table:
             )
 
     def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Add rows (key, value, partition) that are durable elsewhere, for keys that the table lacks."""
+        """Add rows (key, value, partition) that are durable elsewhere, except for keys that already have a row."""
         self._show(row for row in rows if row[0] not in self._rows)
 
     async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write records (key, value) to another topic with one partition, under this table's write fence.
+        """Write records (key, value) to another topic that has one partition, under this table's write fence.
 
-        A worker whose table was taken over by another cannot write them either. None deletes a key.
+        Once another worker has taken over the table, this worker cannot write such records either. A value of None
+        deletes the key.
 
         Raises:
-            SendFailed: the broker did not accept a record; others of the call may have been written.
+            SendFailed: the broker did not accept a record; other records of this call may have been written.
         """
         if rows := [(key, value, 0) for key, value in records]:
             await self._write(topic, rows)
@@ -169,7 +172,7 @@ class Table:
                 self._places.pop(key, None)
 
 
-# Rows whose values are in a file, so that each takes a few dozen bytes of memory besides its key.
+# Rows whose values are in a file, so each row takes only a few dozen bytes of memory besides its key.
 
 _BLOCK: Final = 256
 _LENGTH_BITS: Final = 32
@@ -177,22 +180,21 @@ _LENGTHS: Final = (1 << _LENGTH_BITS) - 1
 
 
 class FileRows(MutableMapping[bytes, bytes]):
-    """Values by key, in an unnamed file that disappears with its process, however that ends.
+    """Values by key, in an unnamed file that disappears when its process ends, even if the process is killed.
 
-    It is a cache of data on the broker: no other process reads the file, so a partial write is harmless. A value takes
-    whole blocks of 256 bytes, and freed blocks are reused by the next value of the same number of blocks, so the file
-    does not grow beyond its peak contents.
+    The file caches data that is on the broker, and no other process reads it, so a partial write is harmless. A value
+    takes whole blocks of 256 bytes. Freed blocks are reused by the next value with the same number of blocks.
 
     Args:
-        folder: Folder of the file; created if missing.
+        folder: The folder for the file; created if missing.
 
     Raises:
-        Crash: the file cannot be created, written or read; the message says where.
+        Crash: the file cannot be created, written or read; the message names the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # First block of each value, and its length.
+        # The first block of each value and its length, packed into one integer.
         self._index: dict[bytes, int] = {}
         self._end = 0
         self._free: dict[int, list[int]] = {}

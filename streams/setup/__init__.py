@@ -1,5 +1,5 @@
-"""The way to one's own models: a configuration file from what servers say of themselves, and a check of one.
+"""Setting up a deployment of your own models: writing a configuration file, and checking one.
 
-starter     a commented configuration file, from the models that servers list
-checking    what is wrong with a deployment's configuration, and what to do about it
+starter     writes a commented configuration file from the models that servers list
+checking    finds what is wrong with a deployment's configuration, and what to do about it
 """

@@ -1,4 +1,4 @@
-"""What is wrong with a deployment's configuration, and what to do about it: its file, servers, prior and topics."""
+"""Finds what is wrong with a deployment's configuration (file, servers, prior, topics), and what to do about it."""
 
 import asyncio
 import contextlib
@@ -41,13 +41,13 @@ State = Literal["ok", "note", "fails"]
 
 
 class Finding(Struct, frozen=True):
-    """One thing that was looked at.
+    """The result of checking one part of a deployment.
 
     Attributes:
-        about: What: a model, the prior, the topics.
-        state: Whether it is well, worth knowing, or would fail.
+        about: The part that was checked, such as a model, the prior or the topics.
+        state: Whether the part is in order (`ok`), has something worth knowing (`note`), or would fail (`fails`).
         what: What was found.
-        fix: What to do about it; empty if nothing.
+        fix: What to do about it; empty if nothing needs to be done.
     """
 
     about: str
@@ -57,13 +57,13 @@ class Finding(Struct, frozen=True):
 
 
 def findings_of(settings: Settings) -> list[Finding]:
-    """Look at everything that a deployment with these settings depends on.
+    """Check everything that a deployment with these settings depends on.
 
-    Every server is asked for one token with the parameters of its entry, and for each capability that the entry
-    declares, and for a stream, each of which may cost as much.
+    Every server gets a request for one token with the parameters of its entry, a request for each capability that the
+    entry declares, and a request for a stream, each of which may cost as much.
 
     Raises:
-        UniscaleError: the file cannot be used; it names the field and the fix.
+        UniscaleError: the file cannot be used; the message names the field and the fix.
     """
     control = Control(settings)
     catalogue = control.base
@@ -91,7 +91,7 @@ def _money(catalogue: Catalogue) -> list[Finding]:
     return [Finding("unit of costs", "ok", said)]
 
 
-# The servers: one token of each.
+# The servers: one token is requested from each.
 
 _PATIENCE: Final = Retries(attempts=1)
 
@@ -117,7 +117,7 @@ async def _model(model: Model, options: HostingOptions) -> list[Finding]:
         try:
             known = await listed(loaded.server)
         except ServingError:
-            known = []  # not every server lists its models, and the token tells whether it has this one
+            known = []  # not every server lists its models, and the token shows whether it has this model
         if why:
             return [Finding(about, "fails", why, _cure(model, known))]
         here = next((each for each in known if each.id == served_name(model)), None)
@@ -146,7 +146,7 @@ def _unloadable(about: str, entry: Model | VerifierModel, error: ServingError) -
 
 
 def _cure(model: Model, known: Sequence[Listed]) -> str:
-    """Return what to do where a server that may list its models gave no token."""
+    """Return what to do if a server gave no token. `known` are the models that it lists, if any."""
     name, names = served_name(model), [each.id for each in known]
     field = "model" if model.endpoint.kind == "chat" else "served_name"
     if known and name not in names:
@@ -218,7 +218,7 @@ async def _verifier(entry: VerifierModel, options: HostingOptions) -> list[Findi
     return [Finding(about, "ok", "scored a step")]
 
 
-# What is learned, and from what.
+# Learning: the grades, the policy and its prior.
 
 
 def _grades(control: Control, settings: Settings) -> list[Finding]:

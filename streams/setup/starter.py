@@ -1,4 +1,4 @@
-"""A commented configuration file from the models that servers list."""
+"""Writes a commented configuration file from the models that servers list."""
 
 import contextlib
 import json
@@ -18,10 +18,10 @@ from schemas.prices import Prices
 Kind = Literal["vllm", "openai", "litellm"]
 
 FILL_IN: Final = "FILL IN"
-"""Marks the lines that the operator has to complete. `check` names each that is left."""
+"""Marks the lines that the operator has to complete. `check` reports each line that still has it."""
 
 ASSUMED: Final = Prices(input=1.0, output=4.0)
-"""Price of a model whose price no server states. It is the same for all of them, so that it prefers none."""
+"""Price of a model whose price no server states. It is the same for all such models, so that none is preferred."""
 
 _HEAD = f"""\
 # What this deployment serves, as its servers described it to `python -m streams init`. Lines marked {FILL_IN} hold what
@@ -58,12 +58,12 @@ _STEPS = """\
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """A server with the models of it that a deployment is to use.
+    """A server, with those of its models that a deployment is to use.
 
     Attributes:
-        kind: What serves there.
-        url: Its address.
-        key_env: Environment variable with its API key; empty where it needs none, or is vLLM.
+        kind: The kind of server.
+        url: The server's address.
+        key_env: Environment variable that holds the API key; empty if the server needs none, or is vLLM.
         models: The models.
     """
 
@@ -74,7 +74,7 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 def starter(sources: Sequence[Source]) -> str:
-    """Return a configuration file that serves these models, at least one, with comments."""
+    """Return a commented configuration file that serves the models of these servers, of which there is at least one."""
     known: set[str] = set()
     entries: list[str] = []
     names: list[str] = []
@@ -92,14 +92,14 @@ def starter(sources: Sequence[Source]) -> str:
 
 
 def unfilled(text: str) -> list[tuple[int, str]]:
-    """Return number and text of the lines of a file in which something is to be filled in."""
+    """Return the number and text of each line of a file that still has to be filled in."""
     lines = enumerate(text.splitlines(), 1)
     marked = [(at, line.strip()) for at, line in lines if FILL_IN in line.partition("#")[2]]
     return [(at, line) for at, line in marked if not line.startswith("#")]
 
 
 def _name(model_id: str, known: set[str]) -> str:
-    """Return a new name of a catalogue for the name that a server gives a model.
+    """Return an unused catalogue name for a model, made from the name that a server gives it, and add it to `known`.
 
     >>> known: set[str] = set()
     >>> [_name(each, known) for each in ("Qwen/Qwen3-8B", "openai/gpt-4o:mini", "other/Qwen3-8B", "***")]
@@ -127,7 +127,7 @@ def _of_vllm(source: Source, model: Listed) -> list[str]:
     lines.append(f"  endpoint: {_flow(endpoint)}")
     if model.context_tokens is not None:
         lines.append(f"  engine: {{context_tokens: {model.context_tokens}}}")
-    with contextlib.suppress(CatalogueError):  # it is not in a folder here; in USD none is needed
+    with contextlib.suppress(CatalogueError):  # no folder on this machine; prices in USD need no architecture
         lines.append(f"  architecture: {_flow(read_architecture(Path(checkpoint)))}")
     return lines
 

@@ -1,4 +1,4 @@
-"""Invariants of queries that are decided again: who gets another attempt, what it chooses, and that all costs count."""
+"""Invariants of further attempts: which queries get one, what it chooses, and that the cost of every attempt counts."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from streams.simulate.life import Life
 MILD: Final = frozenset(
     {"attempt fails", "commit lost", "twice", "grader slow", "grader lies", "grader down"}
 )
-"""Kinds of faults that leave every model that does not fail able to take another attempt."""
+"""Kinds of faults during which every model that does not itself fail can take another attempt."""
 
 TIME_MS: Final = 10_000
-"""Time of a query's search that is enough for another attempt."""
+"""Remaining time of a query's search that is enough for another attempt, in ms."""
 
 FOLLOWED_MS: Final = 60_000
-"""Longest time from a failed attempt to what follows it, whatever happens to the decider meanwhile."""
+"""Longest time from a failed attempt until something follows it, whatever happens to the decider meanwhile, in ms."""
 
 
 class Attempts:
-    """What a life's records say of its attempts, and which of that is wrong.
+    """The attempts in a life's records, and the checks of them.
 
     Args:
         life: The ended life.
@@ -59,7 +59,7 @@ class Attempts:
                 self.answers.setdefault(answer.query_id, (each.timestamp_ms, answer))
 
     def wrong(self) -> Iterator[str]:
-        """Yield what is wrong with them."""
+        """Yield descriptions of what is wrong with the attempts."""
         if self.failures and self.life.world.settings.queries.attempts == 1:
             yield f"attempts failed although each query has one: {next(iter(self.failures.values())).query_id}"
         yield from self._decided()
@@ -69,7 +69,7 @@ class Attempts:
         yield from self._unfollowed()
 
     def _decided(self) -> Iterator[str]:
-        """Yield further attempts that a query may not have, or that take over or choose what they may not."""
+        """Yield further attempts that a query must not have, or that inherit or choose something that they must not."""
         most = self.life.world.settings.queries.attempts
         failed = {(each.query_id, each.attempt, each.answer.seq) for each in self.failures.values()}
         for made in self.decisions:
@@ -95,7 +95,7 @@ class Attempts:
                     yield f"attempt {made.attempt} {what}: {made.query_id} chose {made.action.id}"
 
     def _counted(self) -> Iterator[str]:
-        """Yield Rewards that count another Answer than the first, or not what earlier attempts cost."""
+        """Yield Rewards that are not for the first Answer, or that do not count what earlier attempts cost."""
         costs: defaultdict[tuple[str, int, int | None], list[float]] = defaultdict(list)
         for failed in self.failures.values():
             costs[failed.query_id, failed.attempt, failed.answer.seq] += self._cost(failed.answer)
@@ -117,7 +117,7 @@ class Attempts:
                     yield f"the cost of attempt {each.attempt} is not counted: {reward.query_id}: {said}"
 
     def _charged(self) -> Iterator[str]:
-        """Yield rows of the learner that an attempt ended and that were not charged its cost."""
+        """Yield rows of the learner that a failed attempt ended but that were not charged its cost."""
         for key, value in self.life.broker.changelog(self.life.log, 0).items():
             row = decode_row(key, value)
             if not isinstance(row, Row) or row.failure_offset < 0:
@@ -127,7 +127,7 @@ class Attempts:
                 yield f"attempt {row.attempt} cost {known[0]:g} and is charged {row.paid:g}: {row.query_id}"
 
     def _cost(self, answer: Answer) -> list[float]:
-        """Return what an attempt cost by its trace; nothing if its model is not known any more."""
+        """Return what an attempt cost according to its trace; an empty list if its model is no longer known."""
         cost_model = self.life.cluster.workers[0].control.cost_model
         try:
             cost = cost_of(answer, cost_model)
@@ -136,7 +136,7 @@ class Attempts:
         return [0.0 if cost is None else cost.cost]
 
     def _passed_over(self) -> Iterator[str]:
-        """Yield queries that failed although another model could have answered in time."""
+        """Yield queries that failed although a different model could have answered in time."""
         life, world = self.life, self.life.world
         hits = {kind for kind, _ in life.faults.hits}
         if world.settings.queries.attempts == 1 or hits - MILD or world.states or world.deadly or world.bad:
@@ -163,9 +163,9 @@ class Attempts:
                 yield f"not asked again, though {', '.join(sorted(models))} could answer: {failed.query_id}"
 
     def _unfollowed(self) -> Iterator[str]:
-        """Yield failed attempts that nothing followed, so that their query expired."""
+        """Yield failed attempts that nothing followed, so their query expired."""
         if any(kind.startswith("encoder") for kind, _ in self.life.faults.hits):
-            return  # the decider waits for it too
+            return  # the decider waits for the encoder, too
         last = {each.query_id: each.attempt for each in sorted(self.decisions, key=lambda each: each.attempt)}
         for offset, failed in self.failures.items():
             answered_ms, answer = self.answers.get(failed.query_id, (0, None))

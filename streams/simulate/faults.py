@@ -1,4 +1,4 @@
-"""Fault injection: kinds of faults, a schedule drawn from a seed, and the workers and dependencies they affect."""
+"""Fault injection: the kinds of faults, schedules drawn from seeds, and the workers and dependencies they affect."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 SERVICES: Final = ("embedder", "decider", "executor", "verifier", "aggregator")
 
-# Kinds of faults. Step faults occur at the n-th step of a kind in a service; the others occur at a time.
+# Kinds of faults. A fault in `STEPS` occurs at the n-th step of some kind in a service; the others occur at a time.
 
 STEPS: Final[dict[str, tuple[str, ...]]] = {
     "die": ("send", "row", "commit"),
@@ -65,11 +65,11 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
     "commit lost": ("commit",),
     "thread slow": ("thread",),
 }
-"""Which steps of a worker each kind affects: it starts handling, sends, writes a row, computes in a thread, has
-handled, commits."""
+"""The steps at which each kind of fault can occur: a worker starts to handle records (`handle`), sends, writes a row,
+computes in a thread, has handled the records (`handled`) or commits."""
 
 _SKIPPED: Final = {"embedder": ("row",), "executor": ("row", "thread"), "verifier": ("row", "thread")}
-"""Steps that a service does not have."""
+"""Steps that some services do not have."""
 
 ERRORS: Final[dict[str, ServingError]] = {
     "429": EngineBusyError("HTTP 429: slow down"),
@@ -82,7 +82,7 @@ ERRORS: Final[dict[str, ServingError]] = {
     "undecodable": EngineReplyError("not a completion"),
     "suspended": EndpointSuspendedError("its endpoint is not asked"),
 }
-"""How an attempt at a query fails before any of its text is sent, except for an empty completion."""
+"""The errors with which an attempt can fail before any of its text is sent. It can also return an empty completion."""
 
 DEPENDENCIES: Final[dict[str, tuple[str, ...]]] = {
     "encoder down": ("unreachable", "500"),
@@ -104,11 +104,11 @@ DEPENDENCIES: Final[dict[str, tuple[str, ...]]] = {
         f"{model} {how}" for model in ("small", "large", "large", "every") for how in (*ERRORS, "empty")
     ),
 }
-"""Ways in which each dependency misbehaves for a while."""
+"""The ways in which each dependency can misbehave for a while."""
 
 BETWEEN: Final = ("failed", "decided", "begun", "answered", "ended")
-"""Moments of an attempt that fails, at which a worker is killed: its AttemptFailed is written, the next attempt is
-decided, has made a step, is answered; or its row has ended and nothing that follows is sent yet."""
+"""Moments at which a worker can be killed around a failed attempt: its AttemptFailed is written; the next attempt is
+decided, has made a step, or is answered; or the failed attempt's row has ended and nothing is sent yet."""
 
 TIMES: Final = (
     "clock",
@@ -122,16 +122,16 @@ TIMES: Final = (
     "reset",
 )
 SEGMENT_S: Final = 55.0
-"""Age up to which compaction spares records; longer than any worker is suspended."""
+"""Age in seconds up to which compaction spares records, which is longer than any worker is suspended."""
 
 KINDS: Final = (*STEPS, *DEPENDENCIES, *TIMES, "kill between")
 
 _LATER: Final = ("thread slow", "model away", "repair", "reset")
 _ATTEMPTS: Final = ("attempt fails", "kill between")
-"""Both drawn from separate random streams, so that earlier seeds still draw the same schedules."""
+"""Kinds that, like `_LATER`, are drawn from a separate random stream, so that earlier seeds draw the same schedules."""
 
-# Weights so that each kind takes effect in one history of twenty: few worlds use an encoder server, few answers need a
-# grader, and the fault of an unused dependency has no effect.
+# Weights that make each kind take effect in one history in twenty. Few worlds use an encoder server, few answers need a
+# grader, and a fault of an unused dependency has no effect.
 _OFTEN: Final = {"encoder": 3.0, "grader": 3.0, "engine": 1.5, "verifier": 1.5, "raise": 2.0, "suspend": 2.0}
 
 _OWNERS: Final = {
@@ -150,9 +150,9 @@ class Fault(Struct, frozen=True, kw_only=True):
     Attributes:
         kind: One of `KINDS`.
         service: The service affected; empty for the broker or for all services.
-        at: Number of the step, from 1; or a time, in seconds.
-        much: Duration in seconds, number of times, or shift in seconds, depending on the kind.
-        how: Variant; for an error or suspension at a step, which step.
+        at: The number of the step, from 1, or the time in seconds.
+        much: A duration in seconds, a number of times, or a shift in seconds, depending on the kind.
+        how: The variant; for an error or a suspension, the step at which it occurs.
     """
 
     kind: str
@@ -165,7 +165,7 @@ class Fault(Struct, frozen=True, kw_only=True):
 def schedule(seed: int, world: World) -> tuple[Fault, ...]:
     """Draw the faults of a world; sometimes there are none."""
     rng, later = random.Random(f"faults {seed}"), random.Random(f"later faults {seed}")
-    if world.trait == "choices":  # whose quality is the same after a repair
+    if world.trait == "choices":  # its choices must be as good after a repair
         return tuple(_drawn(later, kind, world) for kind in later.choice(((), ("repair",))))
     kinds = [
         kind
@@ -184,7 +184,7 @@ def schedule(seed: int, world: World) -> tuple[Fault, ...]:
 
 
 def _between_attempts(rng: random.Random, world: World) -> Iterator[Fault]:
-    """Yield faults that make attempts fail, and kills of the workers that continue with another attempt."""
+    """Yield faults that make attempts fail, and kills of workers between a failed attempt and the next."""
     if rng.random() < 0.4:
         return
     for _ in range(rng.choice((1, 2, 3))):
@@ -206,10 +206,10 @@ def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
             )
         steps = tuple(step for step in STEPS[kind] if step not in _SKIPPED.get(service, ()))
         hows = {"raise": steps, "suspend": steps, "unsure": ("written", "lost")}.get(kind, ("",))
-        # Log-uniform, so that both early and late steps are drawn, even if there are few.
+        # Log-uniform, so that both early and late steps are drawn, and most faults occur even if there are few steps.
         step = int((3 * len(world.queries)) ** rng.random())
         return Fault(kind=kind, service=service, at=step, much=much, how=rng.choice(hows))
-    # Early times more often: near the end only late feedback arrives.
+    # Early times are drawn more often, because near the end only late feedback arrives.
     at = round(world.until_s * rng.random() ** 2, 3)
     if kind in DEPENDENCIES:
         service = _OWNERS[kind.partition(" ")[0]]
@@ -234,7 +234,7 @@ def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
 
 
 class Injected(RuntimeError):
-    """An unexpected error, raised by the simulator."""
+    """An unexpected error that the simulator raises."""
 
 
 def injected(error: BaseException | None) -> bool:
@@ -253,7 +253,7 @@ def marked(error: T) -> T:
 
 
 class _Raising(NamedTuple):
-    """Where to raise an error again: at the same step of the same records."""
+    """The place at which to raise an error again: the same step of the same record."""
 
     service: str
     what: str
@@ -262,17 +262,17 @@ class _Raising(NamedTuple):
 
 
 class Faults:
-    """State of a fault schedule: which faults have taken effect, and which are active.
+    """The state of a fault schedule: which faults have taken effect, and which are active.
 
     Args:
         schedule: The faults.
-        clock: Seconds since the deployment started.
+        clock: Returns the seconds since the deployment started.
 
     Attributes:
-        hits: How often each kind took effect on each service.
-        raised: How often each record, by its coordinates, was in flight when an error was raised.
-        witnessed: How often it was in flight when its worker died.
-        deadly: How many processes each record of a deadly query has ended, by query and service.
+        hits: How many faults of each kind took effect on each service.
+        raised: How many times each record, by its coordinates, was in flight when an error was raised.
+        witnessed: How many times each record, by its coordinates, was in flight when its worker died.
+        deadly: How many processes each record of a deadly query has ended, by query id and record identity.
         over: Whether all faults are over.
         suspend: Suspends a worker for a number of seconds.
     """
@@ -293,7 +293,7 @@ class Faults:
         self._hit: set[Fault] = set()
 
     def strikes(self, worker: Worker, what: str, topic: str) -> Fault | None:
-        """Return the fault at a step of a worker, if any.
+        """Return the fault that occurs at this step of a worker, or None.
 
         Raises:
             Injected: the fault is an error.
@@ -323,11 +323,12 @@ class Faults:
         return None
 
     def acted(self) -> None:
-        """Record that an effect of the records in flight is on the broker."""
+        """Note that an effect of the records being handled is on the broker."""
         self._acted.update(record.coordinates for record in handling.get())
 
     def _raise(self, place: _Raising) -> None:
-        # A record that keeps failing goes to the dead-letter topic. Effects already on the broker stay, incomplete.
+        # A record that keeps failing goes to the dead-letter topic, and the effects already on the broker would stay
+        # incomplete.
         if place.record and place.record in self._acted and self._raised[place.record] >= LIMIT - 1:
             return
         self._raised[place.record] += 1
@@ -335,13 +336,13 @@ class Faults:
         raise Injected(f"while {place.service} did: {place.what} {place.topic}")
 
     def hit(self, fault: Fault) -> None:
-        """Count that a fault took effect, once."""
+        """Count that a fault took effect. Each fault is counted once."""
         if fault not in self._hit:
             self._hit.add(fault)
             self.hits[fault.kind, fault.service or "broker"] += 1
 
     def now(self, dependency: str) -> Fault | None:
-        """Return the active fault of a dependency, or None."""
+        """Return the fault of a dependency that is active now, or None."""
         if self.over:
             return None
         for fault in self.schedule:
@@ -351,7 +352,7 @@ class Faults:
         return None
 
     def _lasts(self, fault: Fault) -> bool:
-        """Return whether a fault lasts; if so, it has hit what is being handled."""
+        """Return whether a fault is active now; if so, note that it affects the records being handled."""
         if not fault.at <= self.clock() < fault.at + fault.much:
             return False
         self.hit(fault)
@@ -359,7 +360,7 @@ class Faults:
         return True
 
     def fails(self, model: str) -> str:
-        """Return how attempts with a model fail now; empty if they do not."""
+        """Return how attempts with a model fail now; empty if they do not fail."""
         for fault in () if self.over else self.schedule:
             whose, _, how = fault.how.partition(" ")
             if fault.kind == "attempt fails" and whose in (model, "every") and self._lasts(fault):
@@ -367,15 +368,15 @@ class Faults:
         return ""
 
     def away(self, model: str) -> State | None:
-        """Return the state of a model that is not ready now; None if it is ready."""
+        """Return the state of a model if a fault keeps it from being ready now, or None."""
         fault = self.now("model") if model == "large" else None
         return None if fault is None else cast(State, fault.how)
 
     def end(self, service: str, question: str, world: World) -> None:
-        """End the process of a service if a question is deadly to it.
+        """Raise an error that ends the process of a service if a question is deadly to it.
 
         Raises:
-            EngineDiedError: it is.
+            EngineDiedError: the question is deadly.
         """
         for query_id, owner in world.deadly.items():
             if owner == service and question == world.queries[query_id][1].text:
@@ -383,7 +384,7 @@ class Faults:
                 raise marked(EngineDiedError(f"{service}: device-side assert triggered"))
 
     def skew_ms(self, worker: Worker) -> int:
-        """Return how far a worker's clock is ahead of the broker's, in ms: in one jump, or drifting over a minute."""
+        """Return how far a worker's clock is ahead of the broker's, in ms. It jumps, or drifts over a minute."""
         ahead_s = 0.0
         for fault in self.schedule:
             since_s = self.clock() - fault.at
@@ -393,11 +394,11 @@ class Faults:
         return int(1000 * ahead_s)
 
     def meets(self, kind: str, values: Iterable[bytes | None]) -> None:
-        """Record that a kind of fault affected the queries of some records."""
+        """Note that a kind of fault affected the queries of the records with these values."""
         self.meets_queries(kind, (query_id for value in values if (query_id := quick_id(value)) is not None))
 
     def meets_queries(self, kind: str, query_ids: Iterable[str]) -> None:
-        """Record that a kind of fault affected queries."""
+        """Note that a kind of fault affected queries."""
         self._met.update((kind, query_id) for query_id in query_ids)
 
     def met(self, kind: str, query_id: str) -> bool:
@@ -412,8 +413,8 @@ class Worker(MemoryRuntime):
     """A worker of a simulated deployment.
 
     Attributes:
-        running: Cleared while it is suspended.
-        expelled: Whether its group has removed it.
+        running: Cleared while the worker is suspended.
+        expelled: Whether the worker was removed from its group.
     """
 
     def __init__(self, *args: Any, faults: Faults, **more: Any) -> None:
@@ -443,7 +444,7 @@ class Worker(MemoryRuntime):
         await self._latency()
         await self.running.wait()
         if self.expelled:
-            # A request sent before the process stopped still arrives, unless the broker fences its writer.
+            # A request sent before the process was suspended still arrives, unless the broker fences its writer.
             if on_its_way and not (kind == "row" and self.spec.one_writer):
                 for record in records:
                     self.broker.append(topic, *record)
@@ -477,7 +478,7 @@ class Worker(MemoryRuntime):
         raise Died(f"{self.app} died after {effect}")
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run inline unless a fault prevents it; a slow thread does not block the event loop."""
+        """Run `work` inline, unless a fault raises an error. A slow thread does not block the event loop."""
         slow = self.faults.strikes(self, "thread", "")
         made = work()
         if slow is not None:
@@ -491,11 +492,11 @@ class Worker(MemoryRuntime):
         await self.running.wait()
 
     def wall_ms(self) -> int:
-        """Return the time on this machine's own clock, in ms."""
+        """Return the time on this worker's own clock, in ms since the epoch."""
         return self.broker.now_ms() + self.faults.skew_ms(self)
 
 
-# The dependencies: they answer from the recording, subject to the active faults.
+# The dependencies, which answer from the recording, subject to the active faults.
 
 
 def _encoder(faults: Faults, choice: EncoderChoice) -> HashedEncoder | HttpEncoder:
@@ -529,7 +530,7 @@ def _encoder(faults: Faults, choice: EncoderChoice) -> HashedEncoder | HttpEncod
 
 
 def _broken(fault: Fault | None, what: str) -> None:
-    """Raise what a client raises when its server is down."""
+    """Raise the error that a client raises when its server is down, if the fault is of that kind."""
     if fault is not None and fault.how == "unreachable":
         raise marked(EngineUnreachableError(f"{what}: no connection"))
     if fault is not None and fault.how == "dead":
@@ -586,7 +587,7 @@ def _empty(drafts: list[Drafted]) -> list[Drafted]:
 
 
 class _Engines(GroupEngines):
-    """The engines of a group, loaded at once."""
+    """The engines of a group, which are loaded at once."""
 
     def __init__(self, faults: Faults, world: World) -> None:
         super().__init__(HostingOptions(), world.recording, faults.clock)
@@ -596,7 +597,7 @@ class _Engines(GroupEngines):
         return Loaded(_Engine(self.faults, self.world, model.name))
 
     async def get(self, model: Model) -> Engine:
-        """Return the engine of an available model once it has loaded; see the base class."""
+        """Return the engine of a model once it has loaded; see the base class."""
         while (state := self._state(model.name)) == "loading":  # noqa: ASYNC110
             await asyncio.sleep(0.5)
         if state == "failed":
@@ -636,7 +637,7 @@ class _Verifier(RecordedVerifier):
 
 
 class _Process:
-    """Stand-in for a grading process."""
+    """A stand-in for a grading process."""
 
     stdin = stdout = None
 
@@ -655,7 +656,7 @@ class _Process:
 
 
 class _Grader(GradingPool):
-    """The grading pool, without real processes."""
+    """The grading pool, but without real processes."""
 
     def __init__(self, faults: Faults) -> None:
         super().__init__(environ={})
@@ -708,7 +709,7 @@ def stand_ins(faults: Faults, world: World) -> Iterator[None]:
 
 
 def small() -> Iterator[tuple[Any, str, Any]]:
-    """Yield modules, the names of limits in them, and their lower values."""
+    """Yield modules, each with the name of a limit in it and the lower value for that limit."""
     yield learner, "REFIT_BYTES", 1500
     yield snapshot, "CHUNK_BYTES", 6000
     yield learner_log, "_DROPPED_AT_ONCE", 2

@@ -17,10 +17,10 @@ from agents.embedding import encoder_id
 from streams.control import catalogue_of
 from streams.services.decider import DeciderService, policy_of
 
-# Many policies fold rows in another order than they learned them, so sums may differ in their last bits.
+# Many policies fold rows in a different order from the one they learned them in, so sums may differ in their last bits.
 
 ARRAYS: Final = 1e-9
-"""Tolerance for the elements of an array, relative to its largest."""
+"""Tolerance for the elements of an array, relative to the largest element."""
 
 VALUES: Final = 1e-7
 """Relative tolerance for plain values."""
@@ -29,7 +29,7 @@ Records = Mapping[bytes, bytes]
 
 
 def folded(service: DeciderService, log: Records, snapshots: Records) -> Decider:
-    """Return a learner recovered from a log, with the current actions offered, as in a worker that starts."""
+    """Return a learner recovered from a log, with the current actions on offer, as in a worker that starts."""
     settings = service.runtime.settings
     fold = Decider(
         policy_of(settings, service.encoder),
@@ -63,7 +63,7 @@ def compared(service: DeciderService, log: Records, snapshots: Records) -> Itera
 
 
 def differences(one: Decider, two: Decider) -> Iterator[str]:
-    """Yield the differences between two learners, except for ended ids."""
+    """Yield the differences between two learners, except those between their ended ids."""
     for name in ("context_offset", "reward_offset", "failure_offset", "offered", "price_factors", "prior"):
         yield from _values(f"the decider's {name}", getattr(one, name), getattr(two, name))
     yield from _values("the decider's actions", dict(one.actions), dict(two.actions))
@@ -89,7 +89,7 @@ def _states(at: str, one: bytes, two: bytes) -> Iterator[str]:
 
 
 def _values(at: str, one: Any, two: Any) -> Iterator[str]:
-    """Yield where plain values differ, including the order of dictionary keys."""
+    """Yield the places where plain values differ, including the order of dictionary keys."""
     match one, two:
         case dict(), dict():
             if list(one) != list(two):
@@ -110,7 +110,7 @@ def _values(at: str, one: Any, two: Any) -> Iterator[str]:
 
 
 def _ids(live: EndedIds, fold: EndedIds, log: Records) -> Iterator[str]:
-    """Yield ids that only one of two learners considers ended; those of a failed snapshot still have rows."""
+    """Yield ids that only one of two learners considers ended, unless a failed snapshot left their rows in the log."""
     rows = (decode_row(key, value) for key, value in log.items())
     for row in rows:
         if not isinstance(row, Row):

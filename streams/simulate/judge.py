@@ -1,4 +1,4 @@
-"""Invariants at the end of a life, and the exceptions that faults explain, for the affected queries only."""
+"""Invariants at the end of a life. Violations that faults explain are excused, for the affected queries only."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from streams.simulate.faults import Faults
 from streams.simulate.life import LAST, Life, said
 
 WAIT_S: Final = 120.0
-"""Longest wait of an honest query for admission, in seconds after the last fault."""
+"""Longest time that an honest query may wait for admission once the faults are over, in seconds."""
 
 ROW_BYTES: Final = 4096
 """Maximum bytes of a query's row in the learner's log, however long its question is."""
 
 DEATHS: Final = 6
-"""Maximum deaths that one record may cause per worker: it is found among up to 27 in flight."""
+"""Maximum deaths that one record may cause per worker, which suffice to find it among up to 27 records in flight."""
 
 EARLY: Final = 0.85
-"""Share of a query's timeout before which no answer may report a timeout; searches may use 0.9 of it."""
+"""Share of a query's timeout before which no answer may report a timeout; searches may use 0.9 of the timeout."""
 
 
 class InMemoryLog:
-    """The topics of a cluster in memory, as the audit reads them."""
+    """The topics of an in-memory cluster, in the form that the audit reads."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.broker = cluster.broker
 
     def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
-        """Return the offsets of each partition."""
+        """Return the offsets that each partition holds."""
         return {
             (name, at): Span(self.broker.first(name, at), self.broker.end(name, at))
             for name in topics
@@ -73,7 +73,7 @@ def judged(life: Life) -> Iterator[str]:
         if not any(life.faults.met(kind, each["query_id"]) for kind in _EXPLAINED.get(each["check"], ())):
             yield f"audit: {each['check']}: {each['query_id']} {each['what']}"
     for query in report.pending:
-        # An operator may have retried it; and a query decided again after a reset already has its Reward.
+        # An operator may have retried the query, or it was decided again after a reset and already has its Reward.
         if query.query_id not in life.seen["refused"] and not life.faults.met("reset", query.query_id):
             yield f"pending: {query.query_id} waits for the {query.waits_for}"
     yield from _replayed(life)
@@ -122,7 +122,7 @@ def _replayed(life: Life) -> Iterator[str]:
 
 
 def _graded(life: Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Answer]]]) -> Iterator[str]:
-    """Yield wrong grades that no faulty grader explains; a missing grade is allowed if the grader failed."""
+    """Yield wrong grades, unless the grader lied. A missing grade is allowed."""
     given_up = {
         (letter.origin.partition, letter.origin.offset)
         for record in life.records(life.topics.dead_letter)
@@ -135,14 +135,16 @@ def _graded(life: Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Ans
         if life.faults.met("grader lies", reward.query_id):
             continue
         query = life.world.queries[reward.query_id][1]
-        # Of the first Answer that was not dead-lettered, or of an earlier one, which may have been graded before that.
+        # The grade may be that of the first Answer that was not dead-lettered, or that of an earlier Answer, which may
+        # have been graded before it was dead-lettered.
         of = []
         for answered, answer in answers.get(reward.query_id, ()):
             if answer.status == reward.status:
                 of.append(answer.extracted)
             if (answered.partition, answered.offset) not in given_up:
                 break
-        # None: its Answer was dead-lettered after three errors, and the Reward is for its expiry and is not learned.
+        # If there is none, the Answer was dead-lettered after three errors, and the Reward is for the query's expiry,
+        # from which nothing is learned.
         if of and all(reward.correct != float(bool(life.world.right(query, text))) for text in of):
             said = f"{reward.correct} for {' or '.join(map(repr, of))}, right is {query.reference!r}"
             yield f"graded wrong: {reward.query_id}: {said}"
@@ -153,7 +155,7 @@ def _in_time(life: Life, answers: dict[str, tuple[ConsumerRecord, Answer]]) -> I
     appended: dict[str, tuple[int, float | None]] = {}
     for record in life.records(life.topics.decision):
         decision = decode(record.value, Decision)
-        # After a reset, a query sent again is decided again; the first Answer is that of its first Decision.
+        # After a reset, a query that is sent again is decided again; its first Answer belongs to its first Decision.
         appended.setdefault(decision.query_id, (decision.appended_ms, decision.query.timeout_s))
     for query_id, (record, answer) in answers.items():
         out_of_time = answer.status == "expired" or "deadline" in (answer.error or "").lower()
@@ -186,14 +188,14 @@ def _admitted(life: Life) -> Iterator[str]:
 def _outlived(life: Life) -> Iterator[str]:
     """Yield records of deadly queries that ended more processes than needed to isolate them."""
     for query_id, service in life.world.deadly.items():
-        most = DEATHS * (life.world.workers[service] + 1)  # one may have joined
+        most = DEATHS * (life.world.workers[service] + 1)  # another worker may have joined
         for place, deaths in life.faults.deadly.get(query_id, {}).items():
             if deaths > most:
                 yield f"ended {deaths} processes of the {service}: {query_id} at {place}"
 
 
 def misled(life: Life) -> tuple[int, int]:
-    """Return how many of the last third of the choices picked a model that should not be chosen, and the total."""
+    """Return how many of the last third of the choices picked the bad model, and how many choices that third has."""
     if life.world.bad is None:
         return 0, 0
     found = {
@@ -222,11 +224,11 @@ MET: Final = (
     "categories left out",
     "session kept",
 )
-"""States and limits that histories may reach, as named by `met`."""
+"""The names of the states and limits that histories may reach; see `met`."""
 
 
 def met(life: Life) -> Iterator[str]:
-    """Yield the states and limits that a life reached."""
+    """Yield the names of the states and limits that a life reached."""
     yield from {
         f"model {health.state}"
         for record in life.records(life.topics.heartbeat)
@@ -265,7 +267,7 @@ def _learners(life: Life) -> Iterator[Decider]:
 
 
 def _shown(life: Life) -> Iterator[str]:
-    """Yield Decisions with categories that no decider's list shows, and rows with others than their Decision's."""
+    """Yield Decisions whose categories fit no decider's list, and rows whose categories are not their Decision's."""
     lists = [ContextKeys.of(each) for each in life.world.lists] or [NO_KEYS]
     for record in life.records(life.topics.decision):
         decision = decode(record.value, Decision)
@@ -302,18 +304,18 @@ def _kept(life: Life) -> Iterator[str]:
 
 
 def _chosen(life: Life) -> Iterator[str]:
-    """Yield a failure if an always-failing model is chosen most often; smaller shares are judged over many seeds."""
+    """Yield a failure if a bad model gets most of the choices; smaller shares are judged over many seeds."""
     bad, choices = misled(life)
-    # For too expensive models, the share is only reported (`coverage`).
+    # For a model that is too expensive, the share is only reported (`coverage`).
     kind, policy = life.world.bad, life.world.settings.policy.name
     if kind != "dear" and 2 * bad > choices:
         yield f"chosen badly: {policy} chose what {kind} for {bad} of the last {choices} queries"
 
 
 def _taught(life: Life) -> Iterator[str]:
-    """Yield outcomes learned although their tenant had contributed more than all others together."""
+    """Yield outcomes that were learned although their tenant had contributed more than all other tenants together."""
     if life.snapshots():
-        return  # rows have left the log, or outcomes of an earlier life count
+        return  # rows may have left the log, or earlier outcomes may count
     rows = (decode_row(key, value) for key, value in life.broker.changelog(life.log, 0).items())
     learned = sorted(
         (max(row.learned_seq, row.ended_seq if row.stage == "priced" else -1), row.tenant)
@@ -339,30 +341,30 @@ _EXPLAINED: Final = {
     "reward_of_another_answer": ("suspend",),
     "reward_kinds": ("suspend",),
 }
-"""Failed audit checks that faults explain: a dependency answered a question in two ways, the broker accepted the Reward
-of an aggregator whose successor had sent another, or a query was sent again after the learner had dropped it."""
+"""Audit checks, with the faults that explain their failure: a dependency gave two answers to one question, the broker
+accepted a Reward from an aggregator whose successor had sent another one, or a query was sent again after a reset."""
 
 _EXPECTED: Final = {
     "NotEmbeddedInTime": ("encoder down", "encoder wrong"),
     "SearchError": ("engine wrong", "verifier wrong"),
     "InvalidField": ("engine wrong", "verifier wrong", "encoder wrong"),
 }
-"""Errors of dead letters, and the kinds of fault that explain them for the affected queries."""
+"""Errors of dead letters, with the kinds of fault that explain them for the affected queries."""
 
 _DOWN: Final = ("engine down", "verifier down")
 """Kinds of fault in which an engine may die independently of its requests."""
 
 _CLIENTS: Final = frozenset({"DuplicateQuery", "OrphanFeedback"})
-"""Errors caused by clients."""
+"""Errors that clients cause."""
 
 _WISHES: Final = frozenset(
     {"UnservedObjective", "ObjectiveError", "ActionError", "UnavailableModel", "AdmissionRejected"}
 )
-"""Errors that refuse a query for something temporarily unavailable."""
+"""Errors that refuse a query because it asks for something that is temporarily unavailable."""
 
 
 def _refused(life: Life) -> Iterator[str]:
-    """Yield unexplained dead letters."""
+    """Yield dead letters that nothing explains."""
     for record in life.records(life.topics.dead_letter):
         letter = decode(record.value, DeadLetter)
         query_id = letter.query_id or ""
@@ -378,7 +380,7 @@ def _refused(life: Life) -> Iterator[str]:
 
 
 def _away(query: Query, faults: Faults) -> bool:
-    """Return whether a query allows only the model that was unavailable, or suspended by its failures, for a while."""
+    """Return whether a query allows only the model that was unavailable for a while, or suspended for its failures."""
     asked = (query.pinned.model,) if query.pinned else query.allowed_models
     return asked == ("large",) and any(
         faults.hits[kind, "executor"] for kind in ("model away", "attempt fails")
@@ -395,7 +397,7 @@ def _explained(letter: DeadLetter, faults: Faults) -> bool:
         case "KilledProcess" if letter.query_id in faults.deadly:
             return True
         case "KilledProcess":
-            # If a machine fails while a query runs alone as a suspect (because of a deadly one), it gets the blame.
+            # A query that runs alone as a suspect, because of a deadly one, is blamed if an engine dies meanwhile.
             fell = faults.deadly and any(faults.met(kind, letter.query_id or "") for kind in _DOWN)
             return bool(fell) or faults.raised[place] >= LIMIT or faults.witnessed[place] >= LIMIT
     return any(faults.met(kind, letter.query_id or "") for kind in _EXPECTED.get(letter.error, ()))

@@ -1,4 +1,4 @@
-"""The life of a deployment: it starts, runs with traffic and faults, is restarted as a whole, and drained."""
+"""The life of a simulated deployment: it starts, runs with traffic and faults, is restarted as a whole, and drains."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ CALM_S: Final = 30.0
 """Seconds after the last client and the last fault until everything is restarted."""
 
 DRAIN_S: Final = 1500.0
-"""Longest time after that until the last query has ended, in virtual seconds."""
+"""Longest time after that restart until the last query has ended, in virtual seconds."""
 
 QUIET_S: Final = 120.0
-"""Longest time that an operator waits for queries in flight before giving up a reset."""
+"""Longest time that an operator waits for queries in flight before giving up a reset, in virtual seconds."""
 
 LAST: Final = 2
-"""Queries sent at the end; each must be answered."""
+"""Number of queries sent at the end; each must be answered."""
 
 
 def _ending(spec: ServiceSpec) -> ServiceSpec:
-    """Return a service whose worker ends, as its process would, when it cannot be built."""
+    """Return a service whose worker ends, as its process would, if the service cannot be built."""
 
     async def build(runtime: Runtime) -> object:
         try:
             return await spec.build(runtime)
-        except EncoderUnavailable as error:  # restarted until its server responds
+        except EncoderUnavailable as error:  # the worker is restarted until the encoder's server responds
             raise marked(Crash(f"{spec.name} cannot start: {error}")) from error
         except Exception as error:
             raise Crash(f"{spec.name} cannot start: {error}") from error
@@ -80,14 +80,14 @@ def _ending(spec: ServiceSpec) -> ServiceSpec:
 
 
 class Life:
-    """A deployment from its start to its end.
+    """A simulated deployment from its start to its end.
 
     Attributes:
-        failures: Failures found while it ran.
-        seen: Ids of queries that have an Answer, a Decision, a closing Reward, a dead letter.
-        waiting: Ids whose correctness is pending.
-        window_full: Whether a worker paused a partition because of too many open records.
-        calm_s: Time after the last fault.
+        failures: Failures found while the deployment ran.
+        seen: Ids of the queries that have an Answer, a Decision, a closing Reward or a dead letter, by kind.
+        waiting: Ids of the queries that have a Reward but no closing one yet.
+        window_full: Whether a worker had a full window in some partition (`streams.runtime.queues.WINDOW`).
+        calm_s: Time at which everything was restarted, a while after the last fault, in seconds.
     """
 
     def __init__(self, world: World, faults: Sequence[Fault], seed: int) -> None:
@@ -123,7 +123,7 @@ class Life:
         self._window = WINDOW * world.settings.kafka.concurrency
 
     def _made(self, settings: Settings, *rest: Any, **more: Any) -> Worker:
-        """Return a worker; each decider names the next list of the keys of metadata."""
+        """Return a worker; each new decider gets the next list of metadata keys."""
         spec: ServiceSpec = rest[1]
         if spec.name == "decider" and (lists := self.world.lists):
             settings = settings.replace(context_keys=lists[self._deciders % len(lists)])
@@ -158,7 +158,7 @@ class Life:
         await self._drained()
         for error in self.cluster.deaths[deaths:]:
             if isinstance(error, Died) or (self.world.deadly and injected(error)):
-                continue  # killed just now, or ended by a deadly question
+                continue  # killed by the restart, or ended by a deadly question
             self.failures.append(f"a worker died though nothing went wrong: {said(error)}")
         for error in self.cluster.deaths[:deaths]:
             if not injected(error):
@@ -168,7 +168,7 @@ class Life:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # Events: services start, clients send, timed faults occur.
+    # Events: services start, clients send, and timed faults occur.
 
     async def _start(self) -> None:
         for name in reversed(SIMULATED):
@@ -209,7 +209,7 @@ class Life:
             self.cluster.produce(self.topics.control, record.key.encode(), encode(record))
 
     def _expire(self) -> None:
-        """Apply retention to records handled by every group, on topics that are not read again."""
+        """Delete records that every group has handled from topics that are not read again, as retention does."""
         readers = [
             (app, spec.reads(self.topics, group))
             for spec in self.cluster.services.values()
@@ -236,7 +236,7 @@ class Life:
                 self.broker.delete_before(name, at, min(ends, default=self.broker.end(name, at) - 3))
 
     async def _stop(self, worker: MemoryRuntime) -> bool:
-        """Stop a worker cleanly; return whether it stopped that way."""
+        """Stop a worker cleanly; return whether that succeeded."""
         try:
             if worker in self.cluster.workers:
                 await self.cluster.stop(worker)
@@ -260,8 +260,8 @@ class Life:
     async def _operated(self, command: str) -> None:
         """Stop every decider, run an operator's command on their log, and start them again.
 
-        Queries in flight end before a reset: their outcomes would not be learned, and a redelivered Context would be
-        decided again.
+        A reset waits until queries in flight have ended, because their outcomes would not be learned, and a redelivered
+        Context would be decided again.
         """
         until = asyncio.get_running_loop().time() + QUIET_S
         while command == "reset" and self._in_flight():
@@ -291,7 +291,7 @@ class Life:
         }[moment]
 
     def _between(self, record: ConsumerRecord) -> None:
-        """Kill a worker at a moment between two attempts, if a fault says so."""
+        """Kill a worker when a record of a failed or further attempt is appended, if a fault says so."""
         if self.faults.over or not self._is_between(record):
             return
         self._moments[record.topic] += 1
@@ -301,7 +301,7 @@ class Life:
                 self._beside(self._killed(fault))
 
     def _is_between(self, record: ConsumerRecord) -> bool:
-        """Return whether a record is one of an attempt that failed, or of a further one."""
+        """Return whether a record belongs to an attempt that failed, or to a further attempt."""
         if record.topic == self.log:
             row = None if record.value is None else decode_row(record.key or b"", record.value)
             return isinstance(row, Row) and row.failure_offset >= 0
@@ -316,7 +316,7 @@ class Life:
                 return
 
     async def _suspended(self, worker: Worker, seconds: float) -> None:
-        """Suspend a process. Once its session expires the group continues without it; then it resumes and ends."""
+        """Suspend a worker. If its session expires, its group continues without it; once it resumes, it ends."""
         session_s = self.world.settings.kafka.session_timeout_s
         worker.running.clear()
         await asyncio.sleep(min(seconds, session_s))
@@ -338,11 +338,11 @@ class Life:
                 self.cluster.kill(worker)
 
     def _ask_last(self) -> None:
-        """Send the last queries, to a healthy deployment."""
+        """Send the last queries, when the deployment is healthy."""
         models = {"hostile": ("large",), "choices": ("small",)}.get(self.world.trait)
         for at in range(LAST):
             text, reference, _ = next(iter(self.world.questions.values()))
-            # An executor starts once each of its models has responded or failed.
+            # An executor starts only once each of its models has responded or failed.
             timeout_s = 2 * SLOW_S if self.world.bad == "slow" else None
             query = Query(
                 query_id=f"last{at}",
@@ -356,7 +356,7 @@ class Life:
             self.cluster.produce(self.topics.query, query.query_id.encode(), encode(query))
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        # Not in the context of the handler at whose effect a worker is suspended: this is not part of its work.
+        # A new context, because this is not part of the work of the handler during which a worker may be suspended.
         task = asyncio.get_running_loop().create_task(work, context=Context())
         self._tasks.append(task)
         return task
@@ -382,7 +382,7 @@ class Life:
             self.seen[name].add(read.query_id)
 
     def _open(self) -> list[str]:
-        """Return the queries that have not ended, in order."""
+        """Return the ids of the queries that have not ended, in order."""
         answered, decided = self.seen["answer"], self.seen["decision"]
         settled = self.seen["closed"] | self.seen["refused"]
         return [
@@ -392,7 +392,7 @@ class Life:
         ]
 
     def _in_flight(self) -> bool:
-        """Return whether any sent query has not ended."""
+        """Return whether any query that has been sent has not ended."""
         now = asyncio.get_running_loop().time()
         return any(self.world.queries[query_id][0] <= now for query_id in self._open())
 
@@ -425,7 +425,7 @@ class Life:
                 self.failures += compared(service, log, snapshots)
 
     def records(self, topic: str) -> list[ConsumerRecord]:
-        """Return every record appended to a topic, including those removed by retention."""
+        """Return every record appended to a topic, including records that retention has deleted."""
         return self._appended[topic]
 
     def snapshots(self) -> dict[bytes, bytes]:
@@ -466,7 +466,7 @@ def said(error: BaseException) -> str:
 def repair(
     service: DeciderService, broker: MemoryBroker, topics: Topics, rng: random.Random
 ) -> Iterator[str]:
-    """Drop an early row from the log; yield any state of the learner that the remaining rows do not imply."""
+    """Repair the log without one early row. Yield any state of the learner that the remaining rows do not imply."""
     changelog = topics.changelog("decider", "pending")
     snapshots = broker.changelog(topics.snapshot, 0)
     rows = broker.changelog(changelog, 0, start_of(snapshots))
@@ -491,7 +491,7 @@ def repair(
 
 
 def reset(broker: MemoryBroker, topics: Topics) -> None:
-    """Delete the log and the snapshots; records that the decider has read are not read again."""
+    """Delete the log and the snapshots, as `learner reset` does. Records that a decider has read are not read again."""
     changelog = topics.changelog("decider", "pending")
     snapshots, rows = broker.changelog(topics.snapshot, 0), broker.changelog(changelog, 0)
     known = manifests(snapshots).values()

@@ -1,4 +1,4 @@
-"""Runs one history or many: which seeds fail, with which minimal faults, how often each fault took effect, a digest."""
+"""Runs histories, and reports failing seeds with their minimal faults, how many faults took effect, and a digest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streams.simulate.judge import MET, judged, met, misled
 from streams.simulate.life import Life, said
 from streams.simulate.world import World, drawn
 
-# One history: a world runs with its faults, and the outcome is judged.
+# One history: a world is run with its faults, and the outcome is judged.
 
 
 class Lived(Struct, kw_only=True):
@@ -35,12 +35,12 @@ class Lived(Struct, kw_only=True):
         seed: The seed.
         failures: Descriptions of what is wrong; empty if nothing is.
         faults: The scheduled faults.
-        hits: How often each kind of fault took effect on each service.
-        met: States and limits it reached (`judge.MET`).
-        bad: What was wrong with the model that should not be chosen, if choices are judged.
+        hits: How many faults of each kind took effect on each service, as `kind/service`.
+        met: The states and limits that the history reached (`judge.MET`).
+        bad: What was wrong with the model that should not be chosen; empty if choices are not judged.
         misled: How many of the last third of the choices picked that model.
-        choices: Size of that third.
-        digest: SHA-256 of every record, in hex.
+        choices: How many choices that third has.
+        digest: SHA-256 of every record and failure, in hex.
         records: Number of records.
     """
 
@@ -64,10 +64,11 @@ def _libraries() -> ThreadpoolController:
 def lived(seed: int, only: Sequence[int] | None = None) -> Lived:
     """Run one history.
 
-    Matrix products use one thread: with several, the order of additions, and so the bytes, would depend on the machine.
+    Matrix products use one thread, because with several the order of additions, and so the bytes, would depend on the
+    machine.
 
     Args:
-        seed: Seed of world and faults.
+        seed: Seed of the world and the faults.
         only: Indices of the faults to inject; None for all.
     """
     with _libraries().limit(limits=1), tempfile.TemporaryDirectory(prefix="uniscale-simulate-") as folder:
@@ -110,14 +111,14 @@ async def _lived(seed: int, world: World, faults: tuple[Fault, ...]) -> Lived:
 
 
 LEAST: Final = 0.05
-"""Share of histories in which each kind of fault should take effect."""
+"""Share of histories in which each kind of fault should at least take effect."""
 
 MISLED: Final = 0.1
-"""Largest share of the last third of choices, over all histories, that a bad model may have."""
+"""Largest share that a bad model may have of the last thirds of choices of all histories together."""
 
 
 class SeedsError(UniscaleError, ValueError):
-    """Seeds cannot be read. Write A-B, for instance 1-150, or one number."""
+    """The range of seeds cannot be read. Write A-B, for instance 1-150, or one number."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -125,8 +126,8 @@ class Failure(Struct, frozen=True, kw_only=True):
 
     Attributes:
         seed: The seed.
-        what: What is wrong.
-        faults: Indices, in its schedule, of the faults needed for the failure.
+        what: Descriptions of what is wrong.
+        faults: Indices, in the seed's schedule, of the faults needed for the failure.
         schedule: Descriptions of those faults.
     """
 
@@ -137,7 +138,7 @@ class Failure(Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """Return the command that reproduces it."""
+        """Return the command that reproduces the failure."""
         only = ",".join(map(str, self.faults)) or "none"
         return f"python -m streams simulate --seeds {self.seed}-{self.seed} --only {only}"
 
@@ -153,8 +154,8 @@ class SeedJournal(Struct, kw_only=True):
         hits: In how many histories each kind of fault affected each service, as `kind/service`.
         kinds: In how many histories each kind of fault took effect.
         met: In how many histories each state and limit was reached.
-        misled: How many of the last thirds of choices picked the bad model, by what is wrong with it.
-        choices: Sizes of those thirds.
+        misled: How many choices in the last thirds picked the bad model, by what is wrong with it.
+        choices: How many choices those thirds have, by what is wrong with the bad model.
     """
 
     first: int
@@ -169,7 +170,7 @@ class SeedJournal(Struct, kw_only=True):
 
     @property
     def astray(self) -> list[str]:
-        """Return the kinds of bad model that are chosen too often, over all histories."""
+        """Return the kinds of bad model that were chosen too often, over all histories."""
         return [
             bad
             for bad, choices in sorted(self.choices.items())
@@ -201,10 +202,10 @@ class SeedJournal(Struct, kw_only=True):
 
 
 def seeds_of(text: str) -> tuple[int, int]:
-    """Parse a range of seeds into first and last.
+    """Return the first and the last seed of a range.
 
     Raises:
-        SeedsError: it is not a range.
+        SeedsError: the text is not a range.
 
     >>> seeds_of("1-150"), seeds_of("7")
     ((1, 150), (7, 7))
@@ -216,11 +217,11 @@ def seeds_of(text: str) -> tuple[int, int]:
 
 
 def shrunk(history: Lived, fails: Callable[[Sequence[int]], Lived] | None = None) -> Failure:
-    """Minimise a failure: remove faults one by one while it still fails.
+    """Minimise a failure by removing faults one by one, as long as the history still fails.
 
     Args:
         history: The failing history, with all its faults.
-        fails: Reruns it with some of them.
+        fails: Runs the history again with only the faults at the given indices; `lived` by default.
     """
     live = fails or (lambda only: lived(history.seed, only))
     kept, what = list(range(len(history.faults))), history.failures
@@ -250,17 +251,17 @@ def simulate(
 
     Args:
         first: The first seed.
-        last: The last.
+        last: The last seed.
         only: Indices of the faults of each schedule to inject; None for all.
-        minutes: Stop after this time, at the end of a history; None for no limit.
-        append: Journal file: its seeds are not run again, and it is written after every history.
+        minutes: Stop after this many minutes, at the end of a history; None for no limit.
+        append: Journal file, whose seeds are not run again, and which is written after every history.
         told: Called with each failure.
 
     Returns:
         The journal up to the last seed that was run.
 
     Raises:
-        SeedsError: The journal is for other seeds.
+        SeedsError: the journal begins at a different seed.
     """
     journal = _opened(append, first)
     until = None if minutes is None else time.monotonic() + 60.0 * minutes
@@ -281,9 +282,9 @@ def simulate(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Do not log injected faults, and collect garbage rarely: it took a fifth of a history's time.
+    """Do not log injected faults, and collect garbage rarely, because that took a fifth of a history's time.
 
-    Matrices are multiplied in one thread: several add in another order, so that the bytes would depend on the machine.
+    Matrices are multiplied in one thread, because several threads would add in an order that depends on the machine.
     """
     often = gc.get_threshold()
     logging.disable(logging.CRITICAL)
@@ -319,7 +320,7 @@ def _written(path: Path, journal: SeedJournal) -> None:
 
 
 def coverage(journal: SeedJournal) -> Iterator[str]:
-    """Yield the lines of a table: in how many histories each kind of fault took effect, by service."""
+    """Yield the lines of tables of how many histories met each kind of fault, by service, and reached each state."""
     histories = journal.last - journal.first + 1
     columns = (*SERVICES, "broker")
     yield f"{'fault':<16}{'histories':>10}{'share':>8}" + "".join(f"{name:>12}" for name in columns)

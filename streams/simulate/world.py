@@ -30,7 +30,7 @@ from streams.settings import Settings
 
 DIMENSION: Final = 8
 MODELS: Final = ("small", "large", "fresh", "far")
-"""`fresh` is added at run time; `far` belongs to a group whose executor may be absent."""
+"""Names of the models. `fresh` is added at run time; `far` belongs to a group whose executor may be absent."""
 
 _CATALOGUE: Final[dict[str, Any]] = {
     "name": "simulated",
@@ -53,8 +53,8 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {"thompson": {"propensity_draws": 4
 
 
 Bad = Literal["refuses", "slow", "empty", "dear"]
-"""What is wrong with the model that should not be chosen: it refuses everything, always times out, returns nothing, or
-costs more than ten times as much without being more accurate."""
+"""What is wrong with the model that should not be chosen: it refuses every request, always times out, returns no text,
+or costs more than ten times as much without being more accurate."""
 
 State = Literal["loading", "suspended", "failed"]
 
@@ -62,7 +62,7 @@ JUDGED_S: Final = 60.0
 """How long people have to grade an answer in some worlds, in seconds."""
 
 CHOOSING: Final = 150
-"""Queries of a history whose choices are judged."""
+"""Number of queries in a history whose choices are judged."""
 
 SLOW_S: Final = 60.0
 """Duration of a step of a model that is never in time, in seconds."""
@@ -71,7 +71,7 @@ _LEARNING = ("contextual", "contextual", "contextual", "linucb", "thompson", "gr
 
 
 class KnownQuestion(NamedTuple):
-    """A question and its right answer; a fraction of x needs the grader, a whole number does not."""
+    """A question and its right answer. An answer that is a fraction of x needs the grader; a whole number does not."""
 
     text: str
     reference: str
@@ -79,7 +79,7 @@ class KnownQuestion(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One record of a client: time in seconds since the start, topic, and contents."""
+    """One record sent by a client, with its time in seconds since the start, its topic and its contents."""
 
     at_s: float
     topic: str
@@ -94,22 +94,22 @@ class World:
 
     Attributes:
         settings: Settings of every worker.
-        trait: Character of its traffic.
+        trait: Character of the traffic.
         workers: Number of workers per service.
-        groups: Executor groups with an executor.
+        groups: Executor groups that have an executor.
         recording: Outputs of the models and scores of the verifier.
         questions: Questions, by text.
-        sent: What clients send, in order of time.
-        wishing: Ids of queries for something that may be unavailable.
-        queries: Every readable Query that is sent once, by id, with its time in seconds.
-        until_s: When the last client has sent its last record.
-        small: Whether limits that are otherwise rarely reached are lowered (`limits`).
-        deadly: Ids of queries whose question ends a process, and its service.
-        states: Models that never become ready, with their reported state.
+        sent: Records that clients send, in order of time.
+        wishing: Ids of queries that ask for something that may be unavailable.
+        queries: Every readable Query, by id, with the time at which it is first sent, in seconds.
+        until_s: Time at which clients have sent their last record, in seconds.
+        small: Whether limits that are otherwise rarely reached are lowered (`faults.small`).
+        deadly: For each query whose question ends processes, its id and the service that it ends.
+        states: Models that never become ready, with the state they report.
         bad: What is wrong with the model `large`, if choices are judged.
-        open_rewards: Maximum rewards that may wait for feedback; None for no effective limit.
+        open_rewards: Maximum number of rewards that may wait for feedback; None for no effective limit.
         unscored: Models that no verifier scores.
-        lists: The keys of metadata that one decider after another names, with their values.
+        lists: For each successive decider, the metadata keys that it reads, with the values that it knows.
         talks: Whether queries are turns of conversations.
     """
 
@@ -133,7 +133,7 @@ class World:
     talks: bool = False
 
     def right(self, query: Query, extracted: str | None) -> bool | None:
-        """Return whether an answer is right; None if the query has no reference."""
+        """Return whether an answer is right, or None if the query has no reference."""
         if query.reference is None:
             return None
         return extracted is not None and _plain(extracted) == _plain(str(query.reference))
@@ -172,10 +172,10 @@ def drawn(seed: int, folder: Path) -> World:
     """Draw a world.
 
     Args:
-        seed: Seed of everything in it.
-        folder: Folder for its catalogue, prior and caches.
+        seed: Seed of everything in the world.
+        folder: Folder for the world's catalogue, prior and caches.
     """
-    # Separate random streams keep what earlier seeds drew unchanged.
+    # Separate random streams for later additions leave what existing seeds draw unchanged.
     more = random.Random(f"more {seed}")
     if more.random() < 0.025:
         return _choosing(more, folder)
@@ -208,7 +208,7 @@ def drawn(seed: int, folder: Path) -> World:
     made.settings = made.settings.replace(attempts=again.choice((1, 2, 2, 2, 2, 2)))
     if again.random() < 0.2:
         made.settings = _controlled(made.settings, f"{names[0]}/1/1/1")
-    if judged:  # by people, who are slow
+    if judged:  # answers are graded by people, who are slow
         made.settings = made.settings.replace(feedback_wait_s=JUDGED_S)
     traffic = _Traffic(rng, made, questions, referenced=0.1 if judged else 0.7)
     traffic.send(count)
@@ -237,7 +237,7 @@ def _hardened(rng: random.Random, world: World, traffic: _Traffic) -> None:
 
 
 def _choosing(rng: random.Random, folder: Path) -> World:
-    """Draw a world whose only problem is one bad model of two, so that its choices can be judged."""
+    """Draw a world whose only problem is that one of its two models is bad, so that its choices can be judged."""
     bad: Bad = rng.choice(("refuses", "slow", "empty", "dear"))
     questions = _questions(rng, 24, "mixed")[:12]
     large = entry("large") | _checkpoint(3_000_000)
@@ -270,7 +270,7 @@ def _choosing(rng: random.Random, folder: Path) -> World:
 
 
 def _controlled(settings: Settings, action: str) -> Settings:
-    """Return settings with a control group that gets an action."""
+    """Return the settings with a control group that gets this action."""
     group = {"control_share": 0.4, "control_action": action, "control_salt": "s"}
     return settings.replace(policy_options={**settings.policy.options, **group})
 
@@ -340,7 +340,7 @@ _ROUTES: Final = ("chat", "code", "search", "voice")
 
 
 def _lists(rng: random.Random) -> tuple[dict[str, list[str]], ...]:
-    """Draw the keys of metadata that successive deciders name; none in half of the worlds."""
+    """Draw the metadata keys that successive deciders read; in half of the worlds there are none."""
     if rng.random() < 0.5:
         return ()
     lists: list[dict[str, list[str]]] = [
@@ -351,7 +351,7 @@ def _lists(rng: random.Random) -> tuple[dict[str, list[str]], ...]:
 
 
 def _metadata(query_id: str) -> dict[str, Any]:
-    """Draw the metadata of a query: listed values, others, and what is not a text."""
+    """Draw the metadata of a query: values that deciders know, other texts, and values that are not texts."""
     rng = random.Random(f"metadata {query_id}")
     kept = {"route": rng.choice((*_ROUTES, "other", 7)), "task": rng.choice(("sum", None)), "user": query_id}
     return {key: value for key, value in kept.items() if rng.random() < 0.8}
@@ -376,7 +376,7 @@ def _questions(rng: random.Random, count: int, trait: Trait) -> list[KnownQuesti
 
 
 def _paths(rng: random.Random, questions: list[KnownQuestion], trait: Trait) -> Iterator[RecordedPath]:
-    """Yield the output of each model: larger ones are right more often; some is empty if the trait allows it.
+    """Yield the output of each model for each question. Later models in `MODELS` are right more often.
 
     If choices are judged, all models are right on the same questions.
     """
@@ -407,7 +407,7 @@ def _paths(rng: random.Random, questions: list[KnownQuestion], trait: Trait) -> 
 
 
 def _sampling(name: str) -> ChatOptions | None:
-    """Draw the sampling that a client asks for, in a stream of its own; most ask for none."""
+    """Draw the sampling options that a client asks for, from a separate random stream; most clients ask for none."""
     rng = random.Random(f"sampling {name}")
     asked = (
         ChatOptions(temperature=0.0),
@@ -418,7 +418,7 @@ def _sampling(name: str) -> ChatOptions | None:
 
 
 class _Traffic:
-    """Draws what clients send into a world; a share of the queries has a reference."""
+    """Draws what clients send into a world. A given share of the queries has a reference."""
 
     def __init__(
         self, rng: random.Random, world: World, questions: list[KnownQuestion], referenced: float
@@ -427,7 +427,7 @@ class _Traffic:
         self.made = 0
 
     def send(self, count: int) -> None:
-        """Send this many queries, and their feedback."""
+        """Send this many queries, and feedback on their Answers."""
         span_s = self.rng.choice((5.0, 20.0, 40.0))
         for _ in range(count):
             self._ask(self.rng.uniform(0.0, span_s))
@@ -441,7 +441,7 @@ class _Traffic:
         self.world.until_s = max(each.at_s for each in self.world.sent)
 
     def choose(self) -> None:
-        """Send queries that leave every choice to the policy, slowly enough that it learns from one before the next."""
+        """Send queries that leave every choice to the policy, so slowly that it learns from each before the next."""
         for at in range(CHOOSING):
             question = self.rng.choice(self.questions)
             query = Query(
@@ -466,7 +466,7 @@ class _Traffic:
         self._query(rng.uniform(0.0, self.world.until_s / 2), query)
 
     def crowd(self, rng: random.Random) -> None:
-        """Send more queries for an unready model than there are slots, followed by honest ones."""
+        """Send more queries for a model that is not ready than admission has places, followed by honest queries."""
         places = self.world.settings.queries.max_in_flight
         for at in range(2 * places):
             query = Query(
@@ -508,7 +508,7 @@ class _Traffic:
             fields["options"] = options
         if self.world.trait == "hostile":
             fields["allowed_models"] = ("small", "large")
-            self.world.wishing.add(fields["query_id"])  # one of them may be removed
+            self.world.wishing.add(fields["query_id"])  # one of these models may be removed
         self._query(at_s, Query(**fields))
         if rng.random() < 0.06:  # the same id once more
             self._put(at_s + rng.uniform(0.0, 10.0), "query", fields["query_id"], encode(Query(**fields)))
@@ -538,7 +538,7 @@ class _Traffic:
         return self.rng.choice(wishes) if self.rng.random() < 0.35 else {}
 
     def _feedback(self, at_s: float, query_id: str) -> None:
-        """Send feedback: never, in time or late, once or twice, and not always truthful."""
+        """Send feedback on a query: not at all, once or several times, in time or late, and not always truthful."""
         rng = self.rng
         while rng.random() < 0.5:
             told = encode(Feedback(query_id=query_id, correct=rng.random() < 0.5))
@@ -546,7 +546,7 @@ class _Traffic:
             self._put(at_s + rng.choice((0.0, 2.0, 15.0, 60.0)), "feedback", query_id, told, wrong)
 
     def _attack(self, span_s: float) -> None:
-        """Have one tenant fill admission with unserved queries and send false feedback."""
+        """Let one tenant fill admission with queries that no executor serves, and send false references."""
         rng = self.rng
         places = self.world.settings.queries.max_in_flight
         for at in range(places + 2):
