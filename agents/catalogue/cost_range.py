@@ -1,7 +1,7 @@
 """The unit of a catalogue's costs, and its cost range if it states none, derived from what its models charge.
 
 C̃ is never clipped, so the bounds need not be exact. They must have the right order of magnitude and must not change
-(`streams.control` freezes them).
+(`streams.control_follower` freezes them).
 """
 
 from collections.abc import Sequence

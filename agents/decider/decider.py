@@ -31,7 +31,7 @@ from agents.catalogue.models import ActionError
 from agents.decider import snapshot
 from agents.decider.categories import NO_KEYS, ContextKeys, categories_of
 from agents.decider.failed_attempts import Before, Failure, Followed, affects, failed, superseded
-from agents.decider.fold import offer, tell
+from agents.decider.policy_fold import offer, tell
 from agents.decider.recovery import Records, Recovered, restore
 from agents.decider.rewards import Move, RewardRules, Verdict, applied
 from agents.decider.rows import (

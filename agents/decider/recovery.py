@@ -10,8 +10,8 @@ from operator import attrgetter
 from agents.bandit.errors import FIX_LOG, FIX_PRIOR, CorruptState, DeciderError
 from agents.bandit.policy import Policy
 from agents.decider import snapshot
-from agents.decider.fold import Folded, fold, introduce, on_offer, refits_of, taught, untold
 from agents.decider.open_rows import HeldRows, OpenRows
+from agents.decider.policy_fold import Folded, fold, introduce, on_offer, refits_of, taught, untold
 from agents.decider.rows import ActionRow, AnyRow, OfferRow, Row, decode_row, own_row
 from agents.decider.sessions import Sessions
 from agents.decider.shares import TeachingShares

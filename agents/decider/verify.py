@@ -19,7 +19,16 @@ from agents.bandit.policy import Choice, Context, Objective, Policy, Prediction,
 from agents.catalogue.action_space import ActionSpace
 from agents.decider import snapshot
 from agents.decider.decider import seed_of
-from agents.decider.fold import LogEvent, events, introduce, offer, refits_of, resume_offer, tell, untold
+from agents.decider.policy_fold import (
+    LogEvent,
+    events,
+    introduce,
+    offer,
+    refits_of,
+    resume_offer,
+    tell,
+    untold,
+)
 from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, Row, decode_row
 from agents.decider.sessions import Sessions, undrawn
 from agents.decider.snapshot import is_prior, is_record

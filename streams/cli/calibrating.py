@@ -12,7 +12,7 @@ from agents.catalogue.models import Model
 from agents.serving.calibration import Processed, calibrated
 from agents.serving.registry import HostingOptions, connected
 from schemas.prices import Prices
-from streams.control import Control
+from streams.control_follower import Control
 from streams.services.hosting import hosting_options
 from streams.settings import Settings
 

@@ -14,8 +14,8 @@ from schemas.control import (
 )
 from schemas.errors import UniscaleError
 from schemas.prices import Prices, rate_in_words
-from streams.cli import control
-from streams.control import (
+from streams.cli import control_records
+from streams.control_follower import (
     check_graders,
     mixed_in_words,
     overlong_in_words,
@@ -35,14 +35,14 @@ def catalogue() -> None:
 @click.pass_obj
 def show_entry(settings: Settings, name: str) -> None:
     """Print the current entry of model NAME, as a file for `catalogue add`."""
-    click.echo(entry_of(control.control_state(settings).catalogue.model(name)), nl=False)
+    click.echo(entry_of(control_records.control_state(settings).catalogue.model(name)), nl=False)
 
 
 @catalogue.command("list")
 @click.pass_obj
 def list_models(settings: Settings) -> None:
     """Print the current models, with their groups and sizes."""
-    found = control.control_state(settings)
+    found = control_records.control_state(settings)
     table = Table(
         "model",
         "group",
@@ -81,7 +81,7 @@ def add_entry(settings: Settings, file: Path) -> None:
         )
     # The record states today's price, whatever release reads it later.
     record = CatalogueEntry(name=entry["name"], op="add", model=with_list_price(entry))
-    before = control.control_state(settings)
+    before = control_records.control_state(settings)
     try:
         after = before.after(record, before.offset + 1)  # fail here rather than in every process
         check_graders(after.catalogue)
@@ -94,7 +94,7 @@ def add_entry(settings: Settings, file: Path) -> None:
     kafka_admin.require(settings, declared(before.catalogue.groups))
     kafka_admin.create(settings, declared(after.catalogue.groups))
     kafka_admin.require(settings, declared(after.catalogue.groups))  # topics of an existing group
-    offset = control.send(settings, record)
+    offset = control_records.send(settings, record)
     click.echo(f"{record.name} added to group {group}, control offset {offset}")
     if record.name in after.catalogue.overlong:
         click.echo(f"note: {overlong_in_words(after.catalogue)}", err=True)
@@ -111,11 +111,11 @@ def add_entry(settings: Settings, file: Path) -> None:
 @click.pass_obj
 def remove(settings: Settings, name: str) -> None:
     """Remove a model, so that it is no longer chosen. Searches in flight finish, and their rewards are learned."""
-    before = control.control_state(settings)
+    before = control_records.control_state(settings)
     before.catalogue.model(name)
     record = CatalogueEntry(name=name, op="remove")
     before.after(record, before.offset + 1)
-    click.echo(f"{name} removed, control offset {control.send(settings, record)}")
+    click.echo(f"{name} removed, control offset {control_records.send(settings, record)}")
 
 
 @catalogue.command("price")
@@ -147,11 +147,11 @@ def price(
             "give FACTOR where costs are in eFLOPs, --input and --output where they are in USD"
         )
     record = PriceFactorEntry(name=name, factor=factor, prices=prices)
-    before = control.control_state(settings)
+    before = control_records.control_state(settings)
     # Fail here rather than in every process.
     before.catalogue.with_rate(name, record.rate, before.offset + 1)
     click.echo(
-        f"{name} charges {rate_in_words(record.rate)}, control offset {control.send(settings, record)}"
+        f"{name} charges {rate_in_words(record.rate)}, control offset {control_records.send(settings, record)}"
     )
 
 

@@ -14,8 +14,8 @@ from schemas.control import (
 from schemas.errors import UniscaleError
 from schemas.objective import UNITS
 from schemas.record import check_name
-from streams.cli import control
-from streams.control import (
+from streams.cli import control_records
+from streams.control_follower import (
     catalogue_of,
 )
 from streams.settings import Settings
@@ -109,7 +109,7 @@ def add(
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)  # before the key is written or valid
         path.write_text(f"{key}\n")
-    control.send(settings, entry)
+    control_records.send(settings, entry)
     if path is None:
         click.echo(f"key {name!r} of tenant {tenant!r} added; it is not shown again:", err=True)
         click.echo(key)
@@ -125,7 +125,7 @@ def revoke(settings: Settings, name: str) -> None:
     """Revoke the API key called NAME. From then on, requests with this key are refused."""
     if name not in _known(settings):
         raise UnknownKey(f"key {name!r} does not exist; `keys list` shows the names")
-    control.send(settings, KeyEntry(name=name, op="revoke"))
+    control_records.send(settings, KeyEntry(name=name, op="revoke"))
     click.echo(f"key {name!r} revoked")
     _warn_if_nobody_teaches(_known(settings))
 
@@ -158,7 +158,7 @@ def _warn_if_nobody_teaches(known: dict[str, KeyEntry]) -> None:
 
 def _known(settings: Settings) -> dict[str, KeyEntry]:
     found: dict[str, KeyEntry] = {}
-    for _, entry in control.entries(settings):
+    for _, entry in control_records.entries(settings):
         if isinstance(entry, KeyEntry):
             found.pop(entry.name, None)
             if entry.op == "add":

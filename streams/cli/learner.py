@@ -29,7 +29,7 @@ from schemas.failure import attempt_id
 from schemas.record import Record, decode
 from schemas.reward import Reward
 from streams.client.outcomes import outcome_of, read_outcomes
-from streams.control import catalogue_of
+from streams.control_follower import catalogue_of
 from streams.log.base import ConsumerRecord
 from streams.log.blocking import BlockingLog, latest, read_all, require_topics
 from streams.runtime.kafka_transactions import commit, require_stopped, rewrite

@@ -11,8 +11,8 @@ from schemas.control import (
     ObjectiveEntry,
 )
 from schemas.objective import UNITS, CostRange, Weights
-from streams.cli import control
-from streams.control import (
+from streams.cli import control_records
+from streams.control_follower import (
     catalogue_of,
     default_objective,
 )
@@ -54,7 +54,7 @@ def set_objective(
         mean_cost=mean_cost,
         accuracy=accuracy,
     )
-    click.echo(f"{name} set, control offset {control.send(settings, entry)}")
+    click.echo(f"{name} set, control offset {control_records.send(settings, entry)}")
 
 
 @objective.command("remove")
@@ -62,12 +62,12 @@ def set_objective(
 @click.pass_obj
 def remove_objective(settings: Settings, name: str) -> None:
     """Remove objective NAME; from then on, queries that name it are rejected."""
-    before = control.control_state(settings)
+    before = control_records.control_state(settings)
     if name not in before.objectives.named:
         raise CatalogueError(f"objective {name!r} does not exist; `objective list` shows the objectives")
     record = ObjectiveEntry(name=name, op="remove")
     before.after(record, before.offset + 1)  # fail here rather than in every process
-    click.echo(f"{name} removed, control offset {control.send(settings, record)}")
+    click.echo(f"{name} removed, control offset {control_records.send(settings, record)}")
 
 
 @objective.command("bounds")
@@ -78,14 +78,14 @@ def bounds(settings: Settings, low: float, high: float) -> None:
     """Set the costs at which the cost term is 0 and 1, for all objectives, in the unit of the catalogue."""
     unit = catalogue_of(settings).unit
     entry = CostBoundsEntry(cost_range=CostRange(low=low, high=high, unit=unit))
-    click.echo(f"bounds set, control offset {control.send(settings, entry)}")
+    click.echo(f"bounds set, control offset {control_records.send(settings, entry)}")
 
 
 @objective.command("list")
 @click.pass_obj
 def objectives(settings: Settings) -> None:
     """Print the current objectives."""
-    found = control.control_state(settings).objectives
+    found = control_records.control_state(settings).objectives
     unit = UNITS[found.cost_range.unit]
     table = Table("objective", "asks for", "since offset")
     for name, goal in found.named.items():

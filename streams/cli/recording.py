@@ -18,7 +18,7 @@ from streams.cli.queries import bars
 from streams.client.client import Client
 from streams.client.outcomes import cells, outcome_of, pinned, read_outcomes
 from streams.client.questions import QuestionError, read_questions
-from streams.control import Control
+from streams.control_follower import Control
 from streams.settings import Settings
 
 

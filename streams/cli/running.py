@@ -11,8 +11,8 @@ from rich.table import Table
 
 from agents.catalogue.file import load_catalogue
 from streams.acls import command, grants
-from streams.cli.control import freeze_cost_range
-from streams.control import Control
+from streams.cli.control_records import freeze_cost_range
+from streams.control_follower import Control
 from streams.local.broker import LocalBroker
 from streams.local.deployment import (
     Supervisor,

@@ -20,7 +20,7 @@ from agents.serving.errors import EndpointRefusedError, ServingError
 from agents.serving.http import JsonServer, Keys, ServerSettings
 from agents.serving.listing import Listed, listed, proxied
 from schemas.errors import InvalidField, UniscaleError
-from streams.cli.control import control_state
+from streams.cli.control_records import control_state
 from streams.settings import Settings
 from streams.setup.starter import FILL_IN, Kind, Source, starter, unfilled
 

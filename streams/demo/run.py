@@ -23,7 +23,7 @@ from streams.audit.run import Report, audit
 from streams.client.client import Client, SentQueries
 from streams.client.events import read_timelines
 from streams.client.questions import read_questions
-from streams.control import Control, default_objective
+from streams.control_follower import Control, default_objective
 from streams.demo.paired import baseline_for, compared
 from streams.demo.report import render, summarise, thirds
 from streams.local.deployment import Deployment, stopped_by_signals, with_previews

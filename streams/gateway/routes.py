@@ -28,7 +28,7 @@ from schemas.record import encode
 from schemas.reward import GradeSource
 from schemas.search import SearchStep
 from schemas.spent import Spent
-from streams.control import Control
+from streams.control_follower import Control
 from streams.gateway import answer_details, sse, statistics
 from streams.gateway.answer_details import picked
 from streams.gateway.auth import Gate, Tenants, check_host

@@ -88,7 +88,7 @@ class GatewayService:
         await self.runtime.log.tail([topics.answer_chunk], partial(self._on_text, AnswerChunk), begin="end")
 
     def _on_control(self, record: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):  # `streams.control` reports unreadable records
+        with contextlib.suppress(UniscaleError):  # `streams.control_follower` reports unreadable records
             if not record.value:
                 return
             entry = decode_control(record.value)

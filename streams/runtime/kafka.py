@@ -16,7 +16,7 @@ from faust.sensors import Monitor
 from faust.tables.manager import TableManager
 from faust.transport.drivers import aiokafka
 
-from streams.control import Control
+from streams.control_follower import Control
 from streams.log import kafka_clients
 from streams.log.base import (
     ConsumerRecord,

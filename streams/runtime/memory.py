@@ -18,7 +18,7 @@ from collections.abc import (
 )
 from typing import Any, Literal, NoReturn, TypeVar
 
-from streams.control import Control
+from streams.control_follower import Control
 from streams.log.base import ConsumerRecord, Outgoing, SendFailed
 from streams.log.memory import Appended, Effect, MemoryBroker, MemoryLog
 from streams.metrics import Metrics

@@ -11,7 +11,7 @@ from msgspec import Struct
 from schemas.errors import RecordTooLarge
 from schemas.query import Origin
 from schemas.record import MAX_RECORD, MAX_VALUE, Record
-from streams.control import Control
+from streams.control_follower import Control
 from streams.log.base import ConsumerRecord, Log, Newer, Outgoing
 from streams.metrics import Metrics
 from streams.runtime.clock import BrokerClock

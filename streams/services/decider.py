@@ -40,7 +40,7 @@ from schemas.objective import UNITS, ObjectiveInForce
 from schemas.query import QueryContext
 from schemas.record import Record, decode
 from schemas.reward import Reward
-from streams.control import Control, catalogue_of, mixed_in_words, ungraded_in_words
+from streams.control_follower import Control, catalogue_of, mixed_in_words, ungraded_in_words
 from streams.log.base import ConsumerRecord, Outgoing, SendFailed, Unavailable, key_of
 from streams.metrics import Metrics
 from streams.runtime.effects import BatchEffects, Ordered

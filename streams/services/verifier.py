@@ -12,7 +12,7 @@ from agents.serving.errors import ServingError, UnknownEngineError
 from agents.verifier.prm import Verifier, ask, verify
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.search import SearchStep
-from streams.control import overlong_in_words
+from streams.control_follower import overlong_in_words
 from streams.log.base import ConsumerRecord, Outgoing
 from streams.runtime.effects import Effects, Keyed
 from streams.runtime.errors import Death

@@ -28,7 +28,7 @@ from agents.verifier.prm import start_verifier
 from schemas.errors import InvalidField
 from schemas.objective import UNITS
 from schemas.prices import Prices, rate_in_words
-from streams.control import Control, mixed_in_words
+from streams.control_follower import Control, mixed_in_words
 from streams.log import kafka_admin
 from streams.log.kafka_clients import BrokerUnreachable, KafkaError
 from streams.services.decider import baseline_of, check_control_group, policy_of, prior_of, read_prior, sized

@@ -10,11 +10,11 @@ import numpy as np
 
 from agents.bandit.learner import header, unpack
 from agents.decider.decider import Decider
-from agents.decider.fold import offer
+from agents.decider.policy_fold import offer
 from agents.decider.rows import ENDED, OfferRow, Row, decode_row
 from agents.decider.snapshot import EndedIds
 from agents.embedding import encoder_id
-from streams.control import catalogue_of
+from streams.control_follower import catalogue_of
 from streams.services.decider import DeciderService, policy_of
 
 # Many policies fold rows in a different order from the one they learned them in, so sums may differ in their last bits.

@@ -26,7 +26,7 @@ from schemas.query import Query
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
 from schemas.search import SearchStep
-from streams.control import catalogue_of
+from streams.control_follower import catalogue_of
 from streams.log.base import ConsumerRecord
 from streams.log.memory import MemoryBroker
 from streams.runtime.errors import Crash

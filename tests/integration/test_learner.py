@@ -18,7 +18,7 @@ import pytest
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from agents.decider.fold import fold, introduce
+from agents.decider.policy_fold import fold, introduce
 from agents.decider.rows import ActionRow, AnyRow, Row, decode_row
 from agents.decider.snapshot import is_record, versions
 from agents.decider.verify import mismatches, opened

@@ -18,7 +18,7 @@ from schemas.decision import Decision
 from schemas.prices import Billed
 from schemas.reward import Reward
 from schemas.search import SearchStep
-from streams.control import Control
+from streams.control_follower import Control
 from streams.local.broker import free_port
 from streams.services import executor
 from streams.settings import Settings, SettingsError

@@ -15,7 +15,7 @@ from schemas.control import CatalogueEntry, PriceFactorEntry
 from schemas.decision import Decision
 from schemas.prices import Billed, Prices
 from schemas.record import encode
-from streams.control import Control, catalogue_of
+from streams.control_follower import Control, catalogue_of
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
 from tests.streams.test_chat_models import asked, chat, served, settings_of, start  # noqa: F401  # a fixture

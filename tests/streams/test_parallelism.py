@@ -5,7 +5,7 @@ import pytest
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.query import Query
-from streams.control import Control
+from streams.control_follower import Control
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import SettingsError
 from tests.support.cluster import Ask, InMemory, answered, read, reproduced, running, send, successor

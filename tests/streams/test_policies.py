@@ -10,7 +10,7 @@ from agents.catalogue.file import load_catalogue
 from agents.encoders import encoder_of
 from schemas.control import CatalogueEntry
 from schemas.record import encode
-from streams.control import Control
+from streams.control_follower import Control
 from streams.log.base import ConsumerRecord
 from streams.services.decider import check_control_group, policy_of, prior_of, read_prior
 from streams.settings import Settings, SettingsError

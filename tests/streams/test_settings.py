@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from agents.catalogue.file import load_catalogue
-from streams.control import Control
+from streams.control_follower import Control
 from streams.settings import SECRETS, KafkaSettings, Settings, SettingsError, origins, variable
 from tests.support.settings_page import page
 

@@ -11,7 +11,7 @@ from agents.serving.prompts import ChatPrompts
 from agents.serving.registry import HostingOptions
 from agents.verifier.formats import SkyworkFormat, StepTagFormat
 from agents.verifier.prm import start_verifier
-from streams.control import Control
+from streams.control_follower import Control
 from streams.settings import Settings, SettingsError
 from tests.support.checkpoints import CONTEXT_TOKENS
 

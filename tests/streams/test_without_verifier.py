@@ -11,7 +11,7 @@ from schemas.decision import Decision
 from schemas.record import encode
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
-from streams.control import Control, mixed_in_words
+from streams.control_follower import Control, mixed_in_words
 from streams.settings import Settings
 from tests.support.cluster import (
     Ask,

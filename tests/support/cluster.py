@@ -16,7 +16,7 @@ from schemas.query import Query
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
 from streams.audit.run import Report
-from streams.control import catalogue_of
+from streams.control_follower import catalogue_of
 from streams.gateway.service import GatewayService
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster

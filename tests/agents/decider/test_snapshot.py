@@ -10,7 +10,7 @@ import pytest
 from agents.bandit.baselines import KNN
 from agents.bandit.errors import CorruptState, DuplicateQuery
 from agents.bandit.linucb import LinUCB, LinUCBSettings
-from agents.decider.fold import refits_of
+from agents.decider.policy_fold import refits_of
 from agents.decider.rows import RefitRow, Row, decode_row, encode_row, refit_rows
 from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY, EndedIds, carry, is_record, versions
 from schemas.reward import Kind

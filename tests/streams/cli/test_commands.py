@@ -26,7 +26,7 @@ from schemas.errors import InvalidField
 from schemas.grader import Grader
 from schemas.objective import Weights
 from schemas.query import Origin, Query
-from streams.cli import catalogue, control, keys, learner, main, objectives, operating, queries
+from streams.cli import catalogue, control_records, keys, learner, main, objectives, operating, queries
 from streams.cli.queries import show
 from streams.client.recorded import Recorded
 from streams.client.replay import Replay, SendSchedule
@@ -282,8 +282,8 @@ class ControlTopic:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[ControlRecord] = []
-        monkeypatch.setattr(control, "entries", lambda settings: enumerate(self.sent))
-        monkeypatch.setattr(control, "send", self.send)
+        monkeypatch.setattr(control_records, "entries", lambda settings: enumerate(self.sent))
+        monkeypatch.setattr(control_records, "send", self.send)
 
     def send(self, settings: Settings, entry: ControlRecord) -> int:
         self.sent.append(entry)
@@ -333,7 +333,7 @@ def test_bytecode_that_a_full_disk_cut_off_is_named(monkeypatch: pytest.MonkeyPa
     def cut_off(settings: Settings) -> None:
         marshal.loads(marshal.dumps("whole")[:-1])
 
-    monkeypatch.setattr(control, "entries", cut_off)
+    monkeypatch.setattr(control_records, "entries", cut_off)
     done = CliRunner().invoke(main, ["keys", "list"])
     assert "Aborted" not in done.output
     assert "delete the __pycache__ folder" in str(done.exception)

@@ -17,7 +17,7 @@ from schemas.grader import Grader
 from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Reward
-from streams.control import catalogue_of, check_graders
+from streams.control_follower import catalogue_of, check_graders
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from tests.support.cluster import Ask, Audit, InMemory, answered, read, running, send, worker_of

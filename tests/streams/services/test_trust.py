@@ -24,7 +24,7 @@ from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
-from streams.control import Control
+from streams.control_follower import Control
 from streams.log.base import ConsumerRecord
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster

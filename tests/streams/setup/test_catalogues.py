@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.control import Control
+from streams.control_follower import Control
 from streams.services.decider import baseline_of
 from streams.settings import Settings
 

@@ -10,7 +10,7 @@ from click.testing import Result
 
 from agents.catalogue.file import load_catalogue
 from schemas.prices import Prices
-from streams.control import Control
+from streams.control_follower import Control
 from streams.settings import Settings
 from streams.setup.starter import ASSUMED
 from tests.support.upstream import Upstream

@@ -15,7 +15,7 @@ from schemas.control import (
 from schemas.errors import UniscaleError
 from schemas.objective import UNITS
 from streams.client.client import Client
-from streams.control import (
+from streams.control_follower import (
     catalogue_of,
     default_objective,
 )
