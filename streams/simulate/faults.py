@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agents.bandit import contextual, contextual_features, pacing
 from agents.catalogue.models import Model, Sampling
 from agents.decider import decider as learner
-from agents.decider import fold, snapshot
+from agents.decider import policy_fold, snapshot
 from agents.embedding import Vectors
 from agents.encoders import EncoderChoice, HashedEncoder, HttpEncoder
 from agents.grading.pool import GradingPool, GradingPoolError
@@ -713,7 +713,7 @@ def small() -> Iterator[tuple[Any, str, Any]]:
     yield learner, "REFIT_BYTES", 1500
     yield snapshot, "CHUNK_BYTES", 6000
     yield learner_log, "_DROPPED_AT_ONCE", 2
-    yield fold, "BATCH", 3
+    yield policy_fold, "BATCH", 3
     yield contextual, "SETTLED", 5
     yield contextual_features, "MOST_WITH_CATEGORIES", 150
     yield pacing, "KEPT", 12
