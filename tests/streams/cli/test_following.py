@@ -163,15 +163,13 @@ def send(settings: Settings) -> Iterator[Send]:
         "decision": topics.decision,
         "step": topics.search_step,
         "verification": topics.verification_for("mini"),
-        "attempt-failed": topics.attempt_failed,
-        "dead-letter": topics.dead_letter,
         "cancel": topics.cancel_for("mini"),
     }
     with contextlib.closing(kafka_clients.producer(settings)) as producer:
 
         def one(*events: QueryEvent) -> None:
             for event in events:
-                name = names.get(event.kind) or getattr(topics, event.kind)
+                name = names.get(event.kind) or getattr(topics, event.kind.replace("-", "_"))
                 producer.send(name, key=b"k", value=encode(event.record)).get(timeout=30)
 
         yield one
