@@ -27,7 +27,7 @@ ONE_SAMPLE: Final[frozenset[Requirement]] = WHOLE | {"greedy"}
 """Requirements for which a single sample is drawn."""
 
 MAX_OPTIONS: Final = 256 * 1024
-"""Maximum size of the options as JSON, in bytes. They are repeated in the Decision."""
+"""Maximum size of the options as JSON, in bytes. The Context and the Decision repeat them."""
 
 DEEPEST: Final = 64
 """Maximum nesting of fields that are passed through. A schema takes two levels for each level that it describes."""
@@ -153,7 +153,7 @@ def nobody_has(requirement: Requirement) -> str:
 
 
 def check_passed(kind: str, field: str, value: object, most_bytes: int) -> None:
-    """Reject a value to be passed through if a record cannot carry it (`check_json`)."""
+    """Reject a pass-through value that does not fit in a record (see `check_json`)."""
     check_json(kind, field, value, most_bytes, deepest=DEEPEST, most_values=MAX_PASSED_VALUES)
 
 

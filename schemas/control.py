@@ -95,7 +95,7 @@ class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
 
 
 class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"):
-    """Sets or removes an objective by name. Key: `objective/<name>`.
+    """Sets or removes a named objective. Key: `objective/<name>`.
 
     Attributes:
         name: The name that queries use.
@@ -143,7 +143,7 @@ class CostBoundsEntry(Record, frozen=True, kw_only=True, tag="cost-bounds-entry.
 
 
 class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
-    """Adds or revokes an API key of the gateway by name. Key: `key/<name>`. The API key itself is never stored.
+    """Adds or revokes a named API key of the gateway. Key: `key/<name>`. The API key itself is never stored.
 
     Attributes:
         name: The name that operators use.
@@ -172,7 +172,7 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
     usd_per_day: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject an addition without a digest, a revocation with one, and limits that allow nothing."""
+        """Reject an `add` without a digest, a `revoke` with one, and limits that allow nothing."""
         _check_name("KeyEntry", self.name)
         if (self.op == "add") != (self.sha256 is not None):
             raise InvalidField("KeyEntry", "sha256", f"does not fit op {self.op!r}; give it with add only")

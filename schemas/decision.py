@@ -36,7 +36,7 @@ class ScoredAction(Struct, frozen=True, kw_only=True):
     Attributes:
         action: The action's id, `model/qp/cp/bs`.
         mean: Predicted reward, θᵀx.
-        width: α·√(xᵀA⁻¹x), or the policy's equivalent.
+        width: Confidence width α·√(xᵀA⁻¹x), or the policy's equivalent.
         score: Mean plus width, by which actions are ranked.
     """
 
@@ -95,7 +95,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         cohort: `control` for a query of the control group. (`group` is the executor group.)
         session: Digest of the session that the query is a turn of, scoped by account; empty if there is none.
         randomised: Whether the cohort was drawn at random. The cohort of a pinned or warm-up query, for example, is
-            not, so such a query does not belong in a comparison of the cohorts.
+            not drawn, so such a query does not belong in a comparison of the cohorts.
         propensity: Probability of this action given state and context, over policy and control group; None if unknown.
         propensity_draws: Number of Monte Carlo draws behind the propensity; 0 if exact.
         propensity_error: Standard error of the propensity; 0 if exact.

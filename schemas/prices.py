@@ -21,7 +21,7 @@ MOST: Final = 1e6
 
 
 class Billed(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Numbers of tokens of a search over all its requests, as counted by an upstream or by the engine.
+    """Token counts of a search over all its requests, as reported by an upstream or by the engine.
 
     Attributes:
         input: Prompt tokens, counted for each request.

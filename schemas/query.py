@@ -24,7 +24,7 @@ MAX_TEXT = 1024 * 1024
 """Maximum size of a question as JSON, all messages together, in bytes. Every record of its search carries it."""
 
 MAX_METADATA = 16 * 1024
-"""Maximum size of `metadata` as JSON, in bytes. It stays with the query."""
+"""Maximum size of `metadata` as JSON, in bytes. The Context and the Decision contain it, with the rest of the Query."""
 
 MAX_REFERENCE = 256 * 1024
 """Maximum size of `reference` as JSON, in bytes. The join keeps it until the Answer is graded."""
@@ -42,7 +42,7 @@ MAX_MODELS = 1000
 """Maximum number of names in `allowed_models`."""
 
 MAX_TIMEOUT_S = 6 * 3600.0
-"""Maximum timeout of a query, in seconds. An unanswered query holds an admission slot for that long."""
+"""Maximum timeout of a query, in seconds. An unanswered query holds its admission slot until it expires."""
 
 MAX_WAIT_S = 30 * 24 * 3600.0
 """Maximum wait for feedback, in seconds, equal to the retention of the joined topics."""
@@ -72,7 +72,7 @@ MAX_ACCEPTED = 256
 """Maximum number of accepted answers in a reference that is a list."""
 
 Reference: TypeAlias = str | int | float | dict[str, Any] | list[Any]
-"""The right answer, against which an answer is graded. In a list, every element is a right answer."""
+"""The correct answer to grade against. If it is a list, any of its elements is accepted."""
 
 
 _REQUIREMENTS: Final[tuple[Requirement, ...]] = get_args(Requirement)
@@ -176,12 +176,12 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         messages: The conversation, rendered by the model's chat template. Exactly one of text and messages is present.
         objective: Name of an objective in `control`.
         weights: Weights for this query alone.
-        mean_cost: Mean cost per query, in the deployment's unit, at which to be as accurate as possible.
-        accuracy: Share of the accuracy within reach to keep as cheaply as possible. At most one of objective, weights,
-            mean_cost and accuracy is present; none means the deployment's default.
-        reference: The right answer, if known, with which the aggregator grades. No model ever sees it. It is a text, a
-            number, a list of at most 256 accepted answers, or for a program {"tests": [[input, output], …]} with at
-            most 256 tests.
+        mean_cost: Target for the mean cost per query, in the deployment's unit; accuracy is maximised within it.
+        accuracy: Share of the accuracy within reach, which is to be kept at the lowest cost. At most one of objective,
+            weights, mean_cost and accuracy is present; none means the deployment's default.
+        reference: The correct answer, if known, against which the aggregator grades. No model ever sees it. It is a
+            text, a number, a list of at most 256 accepted answers, or for a program {"tests": [[input, output], …]}
+            with at most 256 tests.
         grader: Grader that compares an answer with the reference, by name or with options. None means the grader of the
             model's catalogue entry, or else the catalogue's, or else `boxed-only`.
         pin_action: The action `model/qp/cp/bs` to use, bypassing the policy.
@@ -199,7 +199,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         n: Number of completed paths wanted as answers. Configurations with QP·CP below this number are not chosen.
         stream: Whether a client reads the answer while it is generated (`schemas.chunk`).
         session: The conversation that the query is a turn of, under any name of 1 to 200 characters that its account
-            chooses. Later turns keep the configuration of the previous one (`UNISCALE_SESSION_S`). None if it is none.
+            chooses. Later turns keep the configuration of the previous one (`UNISCALE_SESSION_S`). None without one.
         options: Options of a chat completion besides its text, and the client's sampling; None if there are none.
         learn: Whether the learner may learn from this query. False for a measurement alongside the traffic, for example
             of a baseline pinned to one action, and for queries of an API key without the scope `teach`.

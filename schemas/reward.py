@@ -38,7 +38,7 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
         graded_by: Kind of source. The first Feedback counts, whatever its kind.
         source: Name of the source.
         learn: Whether the learner may learn from this grade; False if its source may not teach.
-        metadata: Any data of the client; at most 16 KiB of JSON.
+        metadata: Any data that the client attaches; at most 16 KiB of JSON.
     """
 
     query_id: str

@@ -1,14 +1,14 @@
 """The policies. They learn from rewards which configuration suits a query, and all implement one protocol.
 
 policy       the protocol, and the types of its arguments and results
-registry     policies by name, each with its options; `build_policy` is the one factory
-learner      code that all policies share, and `choose`
-exploration  recorded randomisation of any policy's predictions: warm-up, floor, control group
+registry     the policies, keyed by name, with their options; `build_policy` is the only factory
+learner      code shared by all policies, including `choose`
+exploration  randomisation with logged probabilities, for any policy: warm-up, floor, and control group
 features     the joint vector x
-linucb       UniScale's LinUCB, Greedy, Thompson sampling, and LinUCB that forgets; `posterior` has their matrices
-contextual   a hierarchical linear model that ranks the actions for each query; its parts are `contextual_features`,
-             `pacing`, and `history`, from which directions, anchors and `variances` are estimated; `prior` starts it
-             from a table
+linucb       UniScale's LinUCB, Greedy, Thompson sampling, and LinUCB with forgetting; their matrices are in `posterior`
+contextual   a hierarchical linear model that ranks the actions for each query. `contextual_features` computes x,
+             `history` and `variances` estimate its parameters from outcomes, `pacing` meets targets, and `prior`
+             initialises it from a table of outcomes
 baselines    Random, k-NN, MLP and NeuralUCB; `network` is the only file that loads torch
 """
 

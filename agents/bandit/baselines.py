@@ -25,7 +25,7 @@ from agents.bandit.policy import (
 )
 from agents.bandit.registry import Inputs, Options, register_policy
 
-# Random (§4): every allowed action has the same probability, which is logged exactly.
+# Random (§4): every allowed action is equally likely, and the exact probability is logged.
 
 
 class Uniform(Learner):
@@ -34,7 +34,7 @@ class Uniform(Learner):
     name = "random"
 
     def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
-        """Give every allowed action the same score and probability. A seed draws the same action under every policy."""
+        """Give every allowed action the same score and probability. All policies draw the same one from a seed."""
         rows = self.features.choosable(context.query_id, context.allowed)
         ids, zero = [self.features.ids[j] for j in rows], np.zeros(len(rows))
         return uniform(Prediction(context.query_id, ids, zero, zero, zero, 0, None), seed)
@@ -56,16 +56,16 @@ def _random(options: Options, on: Inputs) -> Policy:
 
 # k-NN router (App. B.3, Eq. 8): the mean reward of the k most similar past (query, action) pairs.
 #
-# Similarity is the cosine of the joint vectors. Ties are frequent (repeated pairs, few rows). A seeded random draw,
-# never the lowest index, decides which of several equally near rows count and which of several equally good actions is
-# taken. If a draw decides among neighbours, the propensity has no simple closed form and is logged as unknown.
+# Similarity is the cosine of the joint vectors. Ties are frequent, because pairs repeat and rows are few. They are
+# broken by a seeded random draw, never by the lowest index, both among equally near rows and among equally good
+# actions. If neighbours are drawn, the propensity has no simple closed form and is logged as unknown.
 
 EQUAL_DIGITS: Final = 12
-"""Decimal places to which cosines are compared, coarser than the rounding error of a sum of 2,048 products."""
+"""Number of decimal places at which cosines are compared, coarser than the rounding error of 2,048 products."""
 
 
 class KNN(Learner):
-    """k-nearest neighbours in the joint space, greedy in their mean reward."""
+    """k-NN router: chooses the action with the highest mean reward over its nearest neighbours in the joint space."""
 
     name = "knn"
     traits = Traits(order_free=False)  # the draw between tied rows depends on their order
@@ -97,7 +97,7 @@ class KNN(Learner):
         return {"k": self.k, **super().identity()}
 
     def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
-        """Return the neighbours' mean reward of every allowed action."""
+        """Predict the reward of every allowed action as the mean over its nearest neighbours."""
         rows = self.features.choosable(context.query_id, context.allowed)
         mean, ambiguous = self._means(query, rows, context, seed)
         ids = [self.features.ids[j] for j in rows]
@@ -105,7 +105,7 @@ class KNN(Learner):
         return replace(made, probability=None) if ambiguous else made
 
     def _means(self, query: Vector, rows: np.ndarray, context: Context, seed: int) -> tuple[Vector, bool]:
-        """Return each action's mean reward over its neighbours, and whether a random draw chose among equal ones."""
+        """Return each action's mean reward over its neighbours, and whether ties among them were broken at random."""
         history, actions = self.history, self.features.coordinates
         n = len(history)
         if not n:
@@ -146,14 +146,14 @@ def _knn(options: KNNOptions, on: Inputs) -> Policy:
 
 # MLP router (App. B.3): greedy in a two-layer network retrained on the whole history after each observation.
 #
-# Training continues from the previous weights and Adam moments. It takes 1,000 full-batch iterations per observation,
-# which is two minutes for a run of 210 rounds on one core; with fewer `iterations` it is a different method. torch is
-# imported only when a network is created, so processes with a linear policy do not need torch.
+# Training continues from the previous weights and Adam moments, with 1,000 full-batch iterations per observation. A run
+# of 210 rounds takes two minutes on one core. Fewer `iterations` would be faster, but no longer the paper's method.
+# torch is imported only when a network is created, so processes with a linear policy do not need it.
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """Hyperparameters of App. B.3; `seed` draws the initial weights. With fewer iterations it is a different method."""
+    """Hyperparameters of App. B.3. `seed` determines the initial weights. The paper's method has 1,000 iterations."""
 
     hidden: int = 100
     learning_rate: float = 1e-3
@@ -164,7 +164,7 @@ class NetworkSettings:
 class MLP(Learner):
     """Policy that predicts the scalar reward from x = [s_q; s_a] with a network and chooses the best action."""
 
-    traits = Traits(order_free=False)  # it retrains on the growing history, observation by observation
+    traits = Traits(order_free=False)  # it retrains on the growing history after each observation
 
     def __init__(
         self, features: FeatureMap, settings: NetworkSettings | None = None, *, name: str = "mlp"
@@ -189,7 +189,7 @@ class MLP(Learner):
             self.network.train(x, self.history.rewards)
 
     def amend(self, observations: Sequence[Observation]) -> None:
-        """Replace the targets of stored rows. Training uses the new targets from the next observation on."""
+        """Replace the targets of stored rows. The next training uses the new targets."""
         self.history.correct(self.features, observations)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -204,7 +204,7 @@ class MLP(Learner):
         self.regain(arrays)
 
     def inputs(self, queries: Matrix, places: np.ndarray) -> Matrix:
-        """Return x = [s_q; s_a] in the embedding's own axes, shape (m, query_dim + action_dim).
+        """Return x = [s_q; s_a] in the original axes of the embeddings, shape (m, query_dim + action_dim).
 
         Adam is not invariant under rotation, so using the shorter basis of the linear policies would change the method.
         """
@@ -232,7 +232,7 @@ class MLP(Learner):
         return np.zeros(len(x))
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings of network and features."""
+        """Return the settings of the network and the features."""
         return {"network": asdict(self.settings), **super().identity()}
 
     def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
@@ -276,7 +276,7 @@ def _mlp(options: NetworkOptions, on: Inputs) -> Policy:
 # Z = λI + Σ g gᵀ has 205,001 rows at d = 2,048, which is 336 GB. Its dual is exact and small: with K the n×n Gram
 # matrix of past gradients and k their products with g, gᵀZ⁻¹g = (gᵀg - kᵀ(λI + K)⁻¹k)/λ. Gradients of a two-layer
 # network have closed-form inner products (`network.factors`), so no gradient is ever stored. As in Alg. 1 of NeuralUCB,
-# the gradient of a row is taken with the parameters from before training on that row.
+# a row's gradient is taken before the network is trained on that row.
 #
 # UniScale's paper has no factor 1/m. `per_width` uses g/√m as the original NeuralUCB does; its results are reported
 # separately.
@@ -344,7 +344,7 @@ class NeuralUCB(MLP):
         self._low = arrays["grad.low"]
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings of network, features and bonus."""
+        """Return the settings of the network, the features and the bonus."""
         bonus = {"alpha": self.alpha, "ridge": self.ridge, "per_width": self.per_width}
         return {**super().identity(), "bonus": bonus}
 

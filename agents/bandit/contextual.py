@@ -48,7 +48,7 @@ from schemas.objective import CostUnit
 from schemas.prices import MILLION, Prices, Rate
 
 CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
-"""Columns of predicted terms: those of the reward (`policy.TERMS`), and the cost itself."""
+"""Columns of the predicted terms: those of the reward (`policy.TERMS`), followed by the cost itself."""
 
 # One regression: coefficients with the prior N(μ, τ²) of their block, observed through outcomes with noise variance σ².
 #
@@ -65,15 +65,15 @@ class Regression:
     Args:
         features: The features, which compute x. Their columns change with the actions and the categories; call
             `arrange` after each change.
-        term: Which default means and variances apply: those of accuracy (0) or of cost (1). Variances are estimated for
-            the first target.
+        term: Selects the default means and variances: those for accuracy (0) or for cost (1). Variances are estimated
+            for the first target.
         centre: Prior mean of the targets, shape (T,).
         noise: Prior variance of the first target around its prediction.
 
     Attributes:
-        variances: τ² of every block.
+        variances: τ² of each block.
         noise: σ².
-        outcomes: Number of rows learned one by one, plus the number of rows that the history counts for.
+        outcomes: Number of rows learned one by one, plus the weight of the history in rows.
     """
 
     def __init__(self, features: ContextualFeatures, term: int, centre: Vector, noise: float) -> None:
@@ -86,9 +86,9 @@ class Regression:
         self._columns: list[tuple[str, int | str]] = []
 
     def arrange(self) -> None:
-        """Adopt the columns of the features; a new block gets its default variance.
+        """Match the columns of the features. Each new block gets its default variance.
 
-        The result is as if a removed column had never existed: the other columns take over its effect.
+        The result is the same as if a removed column had never existed: the other columns take over its effect.
         """
         blocks, columns = self._features.column_blocks, self._features.columns
         if columns == self._columns:
@@ -121,9 +121,9 @@ class Regression:
         return np.asarray(self.centre + d.sides @ d.project(z, self.theta))
 
     def parts(self, x: Vector) -> list[Contribution]:
-        """Return each block's contribution to the first target's prediction and variance, preceded by the centre.
+        """Return the centre, followed by each block's contribution to the first target's prediction and its variance.
 
-        A block of categories is split by category, as in `model × route=code`. Only the categories of x are included.
+        A block for categories is split by category, as in `model × route=code`. Only the categories of x are included.
         """
         d = self._features
         blocks = [
@@ -143,7 +143,7 @@ class Regression:
         ]
 
     def widths(self, z: Vector, sides: Matrix) -> Vector:
-        """Return the standard deviation of the first target's prediction for some actions, shape (n,)."""
+        """Return the standard deviation of the first target's prediction for each of n actions, shape (n,)."""
         q = self._features.compress(z, self.ridge.half)
         return np.asarray(np.sqrt(self.noise * np.maximum(np.sum((sides @ q) * sides, axis=1), 0.0)))
 
@@ -157,23 +157,23 @@ class Regression:
         self.ridge.adjust(x, 0, after - before)
 
     def loosen(self, column: int, variance: float) -> None:
-        """Allow for a change of one coefficient: increase its variance and keep the predictions."""
+        """Allow one coefficient to change: increase its variance without changing the predictions."""
         self.ridge.loosen(column, variance / self.noise)
 
     def replace(
         self, history: History, z: Matrix, targets: Matrix, cap: float, known: Variances | None = None
     ) -> Variances:
-        """Forget everything and learn a history with variances estimated from it; return the estimate.
+        """Discard everything learned and learn a history with variances estimated from it; return these variances.
 
         Args:
             history: The history.
             z: [z; c] of its questions, shape (Q, rank + K).
             targets: Targets of its rows, shape (m, T).
-            cap: Maximum number of rows that the history may count for.
-            known: The estimate from an earlier call with this history; None to estimate again.
+            cap: Maximum weight of the history, in rows.
+            known: The variances from an earlier call with this history; None to estimate them again.
         """
         self._columns = self._features.columns
-        self._means = self._usual_means()  # the features may have grown or have a new transform
+        self._means = self._usual_means()  # the features may have new columns or a new transform
         # Only the coefficients of z's constant, which is 1, have non-zero default means.
         d = self._features
         targets = targets - (d.sides @ self._means[: d.plain_dim : d.rank])[history.action, None]
@@ -181,9 +181,9 @@ class Regression:
         levels = evidence_of(d, history, z, targets - self.centre)
         blocks, plain = d.column_blocks, d.plain_dim
         self.variances, noises = known or estimated_with_last(levels, blocks, plain, self._term)
-        for block in set(blocks) - self.variances.keys():  # blocks of actions that the known estimate lacks
+        for block in set(blocks) - self.variances.keys():  # those of actions newer than `known`
             self.variances[block] = usual_variance(block, self._term)
-        # A row learned alone carries its own noise and its share of the variance of its model and of its question.
+        # A row learned on its own carries its own noise plus a share of its model's and its question's variance.
         rows = len(history.question)
         self.noise, left = noises[0], float(rows)
         for at in range(1, len(noises)):
@@ -201,7 +201,7 @@ class Regression:
         return self.variances, noises
 
     def estimate_categories(self, known: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Estimate the variances of the categories' blocks from what was learned, given all others; return them.
+        """Estimate the variances of the category blocks from the learned rows, with all others fixed; return them.
 
         Args:
             known: The result of an earlier call with the same rows; None to estimate again.
@@ -219,7 +219,7 @@ class Regression:
         return dict(known)
 
     def snapshot(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays whose names start with `name`) from which `restore` continues bit for bit."""
+        """Return (plain values, arrays with names prefixed by `name`) from which `restore` continues bit for bit."""
         meta = {"rows": self.ridge.rows} | {stored: getattr(self, stored) for stored in STORED}
         arrays = self.ridge.snapshot() | {"centre": self.centre}
         return meta, {f"{name}.{key}": array for key, array in arrays.items()}
@@ -235,28 +235,29 @@ class Regression:
         self._means = self._usual_means()
 
 
-# Drift: a model's searches start to cost more or less than learned, or its answers are wrong more or less often. After
-# a long history a regression takes hundreds of outcomes to adapt. Changed prices need none of this, because the policy
-# receives them.
+# Drift: a model's searches start to cost more or less than learned, or its answers start to be wrong more or less
+# often. On its own, a regression with a long history would take hundreds of outcomes to adapt. Price changes need no
+# detection, because the policy is given the new prices.
 
 FADING: Final = 0.95
-"""Weight of an outcome relative to the model's next one. The latest 20 make up two thirds of the total."""
+"""Weight of an outcome relative to the model's next one. The latest 20 outcomes carry two thirds of the weight."""
 
 TRUST: Final = 5.0
-"""Weight of the cost regression's prediction, in outcomes."""
+"""Weight of the cost regression's prediction, as a number of outcomes."""
 
 LEAST: Final = 0.5
-"""Smallest mean of ln(cost / prediction) that counts as drift. A factor below 1.65, up or down, may well be chance."""
+"""Smallest absolute mean of ln(cost / prediction) that counts as drift. A deviation by less than a factor of 1.65 may
+well be chance."""
 
 SURPRISE: Final = 4.0
 """Deviation of a model's latest answers, in standard deviations, above which its accuracy is relearned."""
 
 STEP: Final = 0.3
-"""Standard deviation of the change in accuracy that is assumed once `SURPRISE` is exceeded."""
+"""Assumed standard deviation of the change in accuracy once `SURPRISE` is exceeded."""
 
 SETTLED: Final = 1000
-"""Minimum number of outcomes, including a prior's, at which cost drift is corrected. With fewer, the regression errs
-for other reasons."""
+"""Minimum number of outcomes, including a prior's, for cost drift to be corrected. With fewer, the regression's errors
+have other causes."""
 
 
 class CostDrift:
@@ -274,7 +275,7 @@ class CostDrift:
 
         Args:
             model: The outcome's model.
-            surprise: ln(cost / prediction), without price factor and without this correction.
+            surprise: ln(cost / prediction), excluding the price factor and this correction.
         """
         before = self.factor(model)
         count, total = self.sums.get(model, (0.0, 0.0))
@@ -321,8 +322,8 @@ class AccuracyDrift:
             model: The outcome's model.
             correct: Its known correctness.
             predicted: Its predicted accuracy.
-            share: Share of the model's outcomes with a score in place of Correct. Predictions may be biased by up to
-                this much.
+            share: Share of the model's outcomes that have a score in place of Correct; predictions may be biased by
+                up to this amount.
             seq: Sequence number of the outcome.
 
         >>> drift = AccuracyDrift()
@@ -341,13 +342,13 @@ class AccuracyDrift:
         return changed
 
     def is_past(self, model: str, seq: int) -> bool:
-        """Return whether an outcome was learned before its model changed. If so, A gives it less weight."""
+        """Return whether an outcome was learned before its model changed. If so, A now gives it less weight."""
         return seq < self.changed.get(model, 0)
 
 
 @dataclass(frozen=True)
 class Refit:
-    """The estimates from a history, except those of the features. Everything else learned is a sum over its rows.
+    """Parameters estimated from a history, except those of the features. All else learned from it is a sum over rows.
 
     Attributes:
         z: z of the history's questions, without categories, shape (Q, rank). The directions used for a question are
@@ -365,17 +366,17 @@ class Refit:
 # One regression predicts correctness and score, the other the logarithm of cost. They are separate because only the
 # cost is known when a client cuts an answer short. Costs are measured in units of each action's anchor, so that
 # expensive and cheap actions share a scale. They are learned in eFLOPs and multiplied by the price factor in each
-# prediction, so a new factor takes effect at once and nothing has to be relearned. With costs in USD, generated tokens
-# and prompt tokens are learned for the same reason: the regression then has two targets, each with its own anchor.
+# prediction, so a new factor takes effect at once and nothing has to be relearned. For the same reason, generated and
+# prompt tokens are learned if costs are in USD: the regression then has two targets, each with its own anchor.
 
 BOUNDS: Final = (0.2, 5.0)
-"""Bounds of a predicted cost, in units of the anchor. Without them an unusual question could look like a bargain."""
+"""Bounds of a predicted cost, in units of the anchor. Without them, an unusual question could look far too cheap."""
 
 PROMPT_BOUNDS: Final = (0.02, 50.0)
-"""The same bounds for prompt tokens, which vary more and are visible in the question."""
+"""The same bounds for prompt tokens. They are wider because prompt lengths vary more and show in the question."""
 
 UNKNOWN: Final = Prices(input=1.0, output=1.0)
-"""Prices of a model that is not on offer. They never affect a choice."""
+"""Placeholder prices for a model that is not available. They never affect a choice."""
 
 
 class Estimates:
@@ -392,7 +393,7 @@ class Estimates:
         standing: Number of each model's outcomes that have a score in place of Correct.
         price_factors: Price factor of each model: the price of one eFLOP on it, 1 for models not listed; in USD, the
             prices of its tokens.
-        factors: Price factor (in USD, price of a generated token) times drift correction of each action, shape (n,).
+        factors: Each action's price factor (in USD, price of a generated token) times its drift correction, shape (n,).
         prompt_prices: In USD, the price of a prompt token for each action, shape (n,).
     """
 
@@ -412,7 +413,7 @@ class Estimates:
         return bool(self.paid.outcomes)
 
     def arrange(self) -> None:
-        """Adopt the columns of the features."""
+        """Match the regressions to the columns of the features."""
         self.right.arrange()
         self.paid.arrange()
 
@@ -437,19 +438,19 @@ class Estimates:
         return terms
 
     def _prompts(self, log_ratio: Matrix, actions: np.ndarray | slice) -> Matrix:
-        """Return the cost of actions' prompts, given ln of their tokens in units of the anchors, shape (…, n)."""
+        """Return the prompt cost of each action, shape (…, n), given ln(prompt tokens / anchor)."""
         tokens = self.features.prompts[actions] * np.exp(np.clip(log_ratio, *np.log(PROMPT_BOUNDS)))
         return np.asarray(self.prompt_prices[actions] * tokens)
 
     def usual(self, actions: np.ndarray) -> Vector:
-        """Return the usual cost of actions at the current prices, shape (n,)."""
+        """Return each action's typical cost at the current prices, shape (n,)."""
         cost = self.features.anchors[actions] * self.factors[actions]
         if self.features.in_tokens:
             cost = cost + self._prompts(np.zeros(1), actions)
         return np.asarray(cost)
 
     def forecast(self, window: Matrix, actions: np.ndarray) -> Forecast:
-        """Return the predictions of some actions for many queries.
+        """Return the predictions for each of m queries and n actions.
 
         Args:
             window: [z; c] of the queries, shape (m, rank + K).
@@ -460,7 +461,7 @@ class Estimates:
         for of, target in ((self.right, 0), *((self.paid, at) for at in range(len(self.paid.centre)))):
             found.append(of.centre[target] + d.predict(window, of.theta[:, target], sides))  # (m, n)
         accuracy = np.clip(found[0], 0.0, 1.0)
-        # By Jensen's inequality the mean cost exceeds exp(mean of the logarithm).
+        # By Jensen's inequality, the mean cost exceeds exp(mean log cost).
         cost = d.anchors[actions] * self.factors[actions] * np.exp(self._bounded(found[1]) + self._spread())
         if d.in_tokens:
             cost = cost + self._prompts(found[2], actions)
@@ -513,16 +514,17 @@ class Estimates:
     def add_cost(self, z: Vector, action: int, o: Observation) -> None:
         """Learn the cost of an outcome whose other terms are unknown.
 
-        It does not count towards drift, because the client ended the search early, which is not the model's doing.
+        The cost does not count towards drift, because the client, not the model, ended the search early.
         """
         if o.tried:
             self._count_try(self.features.models[action])
         self.paid.add(self.features.row(z, action), self._paid(o, action))
 
     def amend(self, z: Vector, action: int, o: Observation) -> None:
-        """Replace Correct of a learned outcome.
+        """Replace Correct in a learned outcome.
 
-        If the model has changed since, A gives the outcome less weight than B would, so it is learned again instead.
+        If the model has drifted since, A gives the outcome less weight than a correction of B would assume, so the
+        outcome is learned again instead.
         """
         x, model = self.features.row(z, action), self.features.models[action]
         self._compare(x, model, o.entered, o.seq)
@@ -533,12 +535,12 @@ class Estimates:
             self.standing[model] = max(0, self.standing.get(model, 0) - 1)
 
     def replace(self, history: History, cap: float, known: Refit | None) -> Refit:
-        """Forget everything and learn a history. If estimates are given, the features have already been refitted."""
+        """Discard everything learned and learn a history. If `known` is given, the features are already refitted."""
         d = self.features
         priced = history.priced
         if known is None:
             set_anchors(d, priced)
-        # A row without a cost is assumed to have had the usual cost, because it contains no information about it.
+        # A row without a cost is assumed to have had its action's typical cost.
         took = [history.log_cost - np.log(d.anchors[history.action])]
         if d.in_tokens:
             took.append(history.log_prompt - np.log(d.prompts[history.action]))
@@ -585,7 +587,7 @@ class Estimates:
         self.reprice(msgspec.convert(meta["price_factors"], dict[str, Rate]))
 
     def _spread(self) -> float:
-        """Return by how much the logarithm of the mean cost exceeds the mean of its logarithm, up to a bound."""
+        """Return ln(mean cost) minus the mean of ln(cost), up to a bound."""
         return min(self.paid.noise / 2.0, math.log(BOUNDS[1]))
 
     def _bounded(self, log_ratio: Matrix) -> Matrix:
@@ -611,7 +613,7 @@ def _unpriced(o: Observation) -> tuple[float, ...]:
 
 
 SOME: Final = 5
-"""Step between those queries of the window from which the uncertainty is computed."""
+"""Step at which queries of the window are sampled to compute the uncertainty."""
 
 
 # The contextual policy.
@@ -620,19 +622,19 @@ SOME: Final = 5
 # dimensions it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, so each query has its own ranking, and the
 # variance of each kind of difference is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
 #
-# - Optimism is priced: the width w = α·σ√(xᵀA⁻¹x) of an action that costs e more than the best predicted one, at the
-#   current λ, becomes w² / (w + e), so very expensive actions are explored less.
-# - Models with hardly any outcomes are tried: each gets a share of 1 / (number of models) of the queries. At the start,
-#   these shares add up to all queries.
+# - Optimism is priced: let w = α·σ√(xᵀA⁻¹x) be an action's confidence width, and e its extra cost over the best
+#   predicted action, times the current λ. The width becomes w² / (w + e), so very expensive actions are explored less.
+# - Models with hardly any outcomes are tried: each gets 1 / (number of models) of the queries. At the start, these
+#   shares add up to all queries.
 # - A prior from history (`prior`) is a complete initial state. Without one, the policy is refitted to its own first
 #   outcomes each time their number has doubled (`RefitSchedule`).
 # - The pacer (`pacing`) determines λ for objectives with a target for mean cost or for accuracy.
 
 TINY: Final = 1e-12
-"""Lower bound of the divisor of a priced width."""
+"""Lower bound of the divisor of a priced confidence width."""
 
 FIRST: Final = 2
-"""A model with fewer outcomes than this is tried in order to learn about it."""
+"""Number of outcomes below which a model is tried in order to learn about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -641,8 +643,8 @@ class ContextualSettings:
 
     Attributes:
         alpha: Exploration factor, in standard deviations of the prediction.
-        accuracy_of: The accuracy of which an objective requests a share: `reachable`, the accuracy of the best action
-            for each query, minus its uncertainty, or `best`, the accuracy of the action that is best on average.
+        accuracy_of: The accuracy that an objective requests a share of. `reachable` is the accuracy of the best action
+            for each query, minus its uncertainty; `best` is the accuracy of the action that is best on average.
         encoder: Identity of the encoder of the queries; a state from a different encoder is rejected.
         refits: The numbers of outcomes at which a policy without a prior is refitted.
         unit: Unit of costs; a state with a different unit is rejected.
@@ -680,7 +682,7 @@ class Contextual(Learner):
         self.estimates.arrange()
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """From the next decision on, choose from exactly these actions at these prices."""
+        """Set the actions that may be chosen, and their prices, from the next decision on."""
         super().offer(actions, price_factors)
         self.estimates.reprice(price_factors)
         self.pacer.factors = self.estimates.price_factors
@@ -688,7 +690,7 @@ class Contextual(Learner):
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Predict the reward, with priced width, of every allowed action for every context."""
+        """Predict the reward and the priced confidence width of every allowed action for every context."""
         queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
         return [self._predicted(*each, seed) for each in zip(queries, contexts, objectives, strict=True)]
 
@@ -699,11 +701,11 @@ class Contextual(Learner):
         terms = self.estimates.predicted(z)[keep]
         width = self.settings.alpha * self.estimates.right.widths(z, d.sides[keep])
         mean = terms[:, :COST] @ objective.coefficients - objective.shadow_price * terms[:, COST]
-        # An action's extra cost over the best predicted one is the price of exploring it, and reduces its width.
+        # An action's extra cost over the best predicted action is the price of exploring it and reduces its width.
         extra = objective.shadow_price * np.maximum(terms[:, COST] - terms[int(mean.argmax()), COST], 0.0)
         width = width * width / np.maximum(width + extra, TINY)
         made = ranked(context.query_id, [d.ids[j] for j in keep], mean, width, seed)
-        # An action that is too expensive even if its answers were always correct need not be tried again.
+        # An action that would be too expensive even if all its answers were correct need not be tried again.
         right = terms.copy()
         right[:, [CORRECT, SCORE]] = 1.0
         most = right[:, :COST] @ objective.coefficients - objective.shadow_price * terms[:, COST]
@@ -712,12 +714,12 @@ class Contextual(Learner):
         return replace(made, predicted=(correct, score, log_cost), terms=lambda: terms[:, :ONE])
 
     def _tried(self, of: Prediction, keep: np.ndarray, worth: np.ndarray, seed: int) -> Prediction:
-        """Return the prediction, with a model drawn at random while some models are still to be tried.
+        """Return the prediction. While some models remain to be tried, its model may be drawn at random instead.
 
         Args:
             of: The prediction without trials.
             keep: Indices of its actions.
-            worth: Which of these actions can be worth their cost.
+            worth: Whether each of these actions could be worth its cost.
             seed: Seed of the deployment.
         """
         cheapest: dict[str, int] = {}
@@ -744,7 +746,7 @@ class Contextual(Learner):
         return replace(of, chosen=chosen, probability=probability, reason=reason)
 
     def left_out(self) -> Sequence[str]:
-        """Return the categories that have no columns because others have more outcomes."""
+        """Return the categories that have no columns because other categories have more outcomes."""
         return self.features.left_out
 
     def drifted(self) -> dict[str, Drift]:
@@ -756,7 +758,7 @@ class Contextual(Learner):
         return {model: each for model, each in found.items() if each != Drift()}
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
-        """Return the contribution of each block of columns, preceded by the prediction without any of them."""
+        """Return the centre of the predictions, followed by the contribution of each block of columns."""
         (query,) = self.features.queries([(context.query_id, context.embedding)])
         at = self.features.position(context.query_id, action_id)
         return self.estimates.right.parts(
@@ -764,7 +766,7 @@ class Contextual(Learner):
         )
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Add decisions to the window and to the accounts of their targets; settle the abandoned decisions."""
+        """Add decisions to their tenants' windows and their targets' accounts; settle the abandoned decisions."""
         made = [d for d in decisions if not d.abandoned]
         queries = self.features.queries([(d.observation_id, d.embedding) for d in made])
         for decision, query in zip(made, queries, strict=True):
@@ -782,8 +784,8 @@ class Contextual(Learner):
     def learn(self, outcomes: Sequence[Observation]) -> None:
         """Learn outcomes in order, after checking all of them.
 
-        In the pacer, the cost of each outcome is charged to its account. A cost alone does not change the account's
-        calibration of predicted accuracy, and a failure does not change that of predicted cost.
+        The pacer charges the cost of each outcome to its account. A cost alone leaves the account's calibration of
+        accuracy unchanged, and a failure leaves its calibration of cost unchanged.
         """
         for o in outcomes:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
@@ -804,7 +806,7 @@ class Contextual(Learner):
                     self._kept(o, query, at, (math.nan,) * len(self.estimates.paid.centre))
                 case "correction":
                     if o.target is not None:
-                        # Nothing was predicted for an action drawn by the floor.
+                        # An action drawn by the exploration floor has no recorded prediction.
                         told = (
                             self.estimates.predicted(z)[at, CORRECT] if o.predicted is None else o.predicted
                         )
@@ -817,7 +819,7 @@ class Contextual(Learner):
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
 
     def _kept(self, o: Observation, query: Vector, at: int, took: Sequence[float]) -> None:
-        """Count an outcome and keep it for the refits; refit if one is due."""
+        """Count an outcome and keep it for later refits; refit if one is due now."""
         self.features.count(o.categories)
         results = self.refits.results
         of_categories = self.features.categories and self.refits.of_categories(1)
@@ -830,7 +832,7 @@ class Contextual(Learner):
             results[self._updates] = self._estimate_categories(results.get(self._updates, b""))
 
     def _estimate_categories(self, known: bytes) -> bytes:
-        """Estimate the variances of the categories' blocks under a prior without categories; return the estimates.
+        """Estimate the variances of the category blocks if the prior had no categories; return the estimates.
 
         Args:
             known: An earlier result for the same outcomes. If it is unreadable or belongs to different settings or
@@ -848,7 +850,7 @@ class Contextual(Learner):
         return known if meta else pack(self.name, self.identity(), seen | {"right": right, "paid": paid}, {})
 
     def _enter(self, categories: Sequence[str]) -> None:
-        """Give columns to the categories of a decision; adapt the regressions and the recent contexts."""
+        """Give columns to a decision's categories; adapt the regressions and the recent contexts."""
         d = self.features
         if not (categories or d.categories):
             return
@@ -864,13 +866,13 @@ class Contextual(Learner):
             self.pacer.recent.change(rearranged)
 
     def relearn(self, history: History, cap: float = math.inf, known: bytes = b"") -> bytes:
-        """Estimate anchors, directions and variances from a history and learn the history; return the estimates.
+        """Estimate anchors, directions and variances from a history, then learn the history; return the estimates.
 
-        A policy without a prior does this with its own outcomes, `prior.teach` with a table.
+        A policy without a prior does this with its own outcomes; `prior.teach` does it with a table.
 
         Args:
             history: The outcomes. They replace everything learned and the recent contexts.
-            cap: Maximum number of rows that the history may count for.
+            cap: Maximum weight of the history, in rows.
             known: An earlier result for this history. If it is unreadable or belongs to a different history, different
                 settings or different actions, everything is estimated again.
         """
@@ -878,8 +880,8 @@ class Contextual(Learner):
         self.features.choose_categories(history.outcomes_by_category())
         made = self.estimates.replace(history, cap, read)
         z = self.features.with_categories(made.z, history.categories)
-        # In the order of each tenant's traffic. A run of rows with the same question, as in a table, counts once; a
-        # question that was asked again later counts again.
+        # Contexts are added in the order of each tenant's traffic. Consecutive rows with the same question, as in a
+        # table, count once; a question that is asked again later counts again.
         tenants: Sequence[str | None] = history.tenants or [None] * len(history.question)
         asked: list[tuple[str | None, Vector]] = []
         last: dict[str | None, int] = {}
@@ -895,7 +897,7 @@ class Contextual(Learner):
         return pack(self.name, self.identity(), meta, arrays | {"z": made.z})
 
     def _read_refit(self, known: bytes, history: History) -> Refit | None:
-        """Return an earlier result of `relearn` for this history and restore its features; None if it is not one."""
+        """Restore the features from an earlier result of `relearn` and return the rest; None if it does not apply."""
         try:
             meta, arrays = unpack(known, self.name, self.identity())
         except CorruptState:
@@ -909,7 +911,7 @@ class Contextual(Learner):
         return Refit(arrays["z"], right, paid)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return regressions, window, accounts and refit schedule, exact to the bit."""
+        """Return the regressions, windows, accounts and refit schedule, exact to the bit."""
         learned, arrays = self.estimates.snapshot()
         ahead, outcomes = self.refits.snapshot()
         accounts, windows = self.pacer.snapshot()
@@ -924,7 +926,7 @@ class Contextual(Learner):
         self.refits.learned = self._updates
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal when a state is loaded; α and the meaning of accuracy may change."""
+        """Return the settings that must be equal when a state is loaded; `alpha` and `accuracy_of` may differ."""
         settings = {"encoder": self.settings.encoder}
         if self.settings.unit != "eflops":  # states saved by earlier releases have no "unit"
             settings["unit"] = self.settings.unit
@@ -948,7 +950,7 @@ class ContextualOptions(Options, frozen=True, kw_only=True):
 
     Attributes:
         alpha, accuracy_of: See ContextualSettings.
-        query_rank: Maximum length of z_q without its constant, that is, number of surface counts (nine) and directions.
+        query_rank: Maximum length of z_q without its constant: the nine surface counts and the directions.
     """
 
     alpha: float = 0.25

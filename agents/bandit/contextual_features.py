@@ -1,4 +1,4 @@
-"""The features of the contextual policy, x = g_a ⊗ z_q, and the blocks into which their columns fall."""
+"""The features of the contextual policy, x = g_a ⊗ z_q, and the blocks that group their columns."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from schemas.objective import CostUnit
 
 MOST_COLUMNS: Final = 500
 """Maximum number of columns of x for the actions of the first catalogue. At this size, a decision and its update take a
-millisecond, and a snapshot four megabytes. With more models, z is shorter."""
+millisecond, and a snapshot takes four megabytes. The more models there are, the shorter z is."""
 
 MOST_WITH_CATEGORIES: Final = 800
-"""Maximum number of columns of x including those of categories. It keeps a snapshot below 16 MB."""
+"""Maximum number of columns of x, including those for categories. It keeps a snapshot below 16 MB."""
 
 MARGIN: Final = (2, 10)
-"""Factor and addend: a category takes over the columns of another with n outcomes once it has factor · n + addend."""
+"""(factor, addend): a category takes over the columns of another with n outcomes once it has more than
+factor · n + addend outcomes."""
 
 COUNTED: Final = 4096
-"""Total at which the outcome counts of all categories are halved, so that categories no longer in use give way."""
+"""Total of the categories' outcome counts at which all of them are halved, so that unused categories make room."""
 
 FEWEST_DIRECTIONS: Final = 8
-"""Minimum number of directions in z, whatever the number of models. Without any, all queries would look alike."""
+"""Minimum number of directions in z, however many models there are. With none, all queries would look alike."""
 
 GROWTH: Final = (0.75, 0.5)
-"""Exponents with which cost typically grows with parameters and with paths. Paths share the question and end early."""
+"""Typical cost exponents: cost grows roughly as parameters**0.75 and paths**0.5. Growth in paths is sublinear because
+paths share the prompt and often end early."""
 
 GROWTH_OF_TOKENS: Final = (0.0, 1.0)
-"""The same exponents for generated tokens, whose number does not depend on the size of the model."""
+"""The same exponents for generated tokens: their number grows with the paths but not with the size of the model."""
 
 LONGEST: Final = 3.0
-"""Maximum length of z's directions (1 on average), so that no single question weighs as much as twenty."""
+"""Maximum norm of z's directions, which is 1 on average. It keeps one question from weighing as much as twenty."""
 
 STORED: Final = ("ids", "models", "active", "sizes", "names", "size_range", "first_shape", "scale", "scales")
 """Attributes of `ContextualFeatures` that a snapshot stores as plain values."""
@@ -50,8 +52,8 @@ FITTED: Final = ("ids", "names", "size_range", "scale", "scales")
 OF_PROMPTS: Final = ("prompt_scale", "prompt_scales")
 """Further attributes of `STORED` and `FITTED` if costs are in USD."""
 
-# Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed, to give a
-# learner without history a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,
+# Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed and give
+# a learner without history a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,
 # longest number.
 _USUAL: Final = np.array([1.38, 1.81, 3.77, 5.1, 1.46, 0.69, 0.53, 1.72, 1.18])
 _SPREAD: Final = np.array([0.41, 0.52, 0.36, 0.4, 0.27, 0.3, 0.61, 0.4, 0.33])
@@ -60,38 +62,38 @@ _SPREAD: Final = np.array([0.41, 0.52, 0.36, 0.4, 0.27, 0.3, 0.61, 0.4, 0.33])
 class ContextualFeatures(FeatureMap):
     """The known actions with their features, and the transform of queries.
 
-    z_q = [1, the surface counts, directions (`QueryTransform`)]. g_a = [1, plain coordinates of the action where they
-    are known and differ (size of the model, width of the search, drafts per step), an indicator for each model, an
-    indicator for each shape of search]. Every feature of the action is multiplied by every feature of the query. How
-    much a product matters is not decided here: each column belongs to a block, and the variance of each block is
-    estimated (`agents.bandit.variances`).
+    z_q = [1, the surface counts, directions (`QueryTransform`)]. g_a = [1, the plain coordinates in which actions are
+    known to differ (model size, search width, drafts per step), an indicator for each model, and an indicator for each
+    search shape]. Every feature of the action is multiplied by every feature of the query. How much a product matters
+    is not fixed here: each column belongs to a block, and the variance of each block is estimated
+    (`agents.bandit.variances`).
 
     New actions may bring new features, which append columns. Existing columns keep their order and meaning.
 
     A query may also have categories (`key=value`). Each category has its own columns, which come last: x = [g_a ⊗ z_q;
     h_a ⊗ c_q], where h_a are the features of g_a without the shapes and c_q is 1 for the query's categories. A category
-    gets its columns with the first decision that has it. If there are too many, those with the fewest outcomes lose
-    theirs.
+    gets its columns at the first decision that has it. If there are too many, the categories with the fewest outcomes
+    lose theirs.
 
     Args:
         settings: `query_dim` counts embedding and surface counts; `query_rank` is the maximum length of z without its
             constant.
-        unit: Unit of costs. In USD, billed tokens are learned instead of costs, and the anchors are generated tokens.
+        unit: Unit of costs. In USD, billed tokens are learned instead of costs, and anchors count generated tokens.
 
     Attributes:
         sides: G, shape (n, J): every action's features.
         names: Names of the J features: `one`, a coordinate, `model …`, `shape …`.
-        anchors: A cost for each action, shape (n,). Costs are measured in this unit, so that expensive and cheap
-            actions share a scale.
-        scale, scales: Correction factors of guessed costs, one for any model and one for each model with known costs.
-            An action has the same anchor whether it was added before its model's costs were known or after.
-        prompts, prompt_scale, prompt_scales: In USD, the anchors and correction factors of prompt tokens.
+        anchors: Reference cost of each action, shape (n,). Costs are measured in multiples of it, so that expensive
+            and cheap actions share a scale.
+        scale, scales: Correction factors for guessed costs: a default, and one for each model with known costs. They
+            give an action the same anchor whether it was added before or after its model's costs were known.
+        prompts, prompt_scale, prompt_scales: In USD, the anchors and correction factors for prompt tokens.
         sizes: Number of parameters of each action's model; 0 if it is not known.
         size_range: Smallest and largest logarithm of a known or inferred size.
-        first_shape: The shape of all initial actions, if they had only one.
-        transform: Maps a query to z. Only a policy that forgets everything learned may replace it.
+        first_shape: The shape that all initial actions share; empty if they have several.
+        transform: Maps a query to z. It may be replaced only when everything learned is discarded.
         categories: The K categories with columns, in the order of their columns.
-        outcomes: The number of outcomes of each category, halved from time to time (`COUNTED`).
+        outcomes: Number of outcomes of each category, halved from time to time (`COUNTED`).
     """
 
     def __init__(self, settings: FeatureSettings, unit: CostUnit = "eflops") -> None:
@@ -110,7 +112,7 @@ class ContextualFeatures(FeatureMap):
 
     @property
     def rank(self) -> int:
-        """Return the length of z without categories, its constant included."""
+        """Return the length of z, including its constant but no categories."""
         return self.transform.rank
 
     @property
@@ -125,7 +127,7 @@ class ContextualFeatures(FeatureMap):
 
     @property
     def crossed(self) -> list[int]:
-        """Return the indices of the features that are multiplied by categories, which are all but the shapes."""
+        """Return the indices of the features that are multiplied by categories: all except the shapes."""
         return [at for at, name in enumerate(self.names) if _kind(name) != "shape"]
 
     @property
@@ -137,9 +139,9 @@ class ContextualFeatures(FeatureMap):
 
     @property
     def leaves(self) -> np.ndarray:
-        """Return the columns of every model, shape (M, r), or of every shape if those are more columns in total.
+        """Return the columns of each model as rows, shape (M, r), or those of each shape if they are more in total.
 
-        An action has one model and one shape, so no x has non-zero values in two of these rows.
+        An action has one model and one shape, so no x has non-zero values in the columns of two rows.
         """
         of: dict[str, list[list[int]]] = {"model": [], "shape": []}
         count, crossed = len(self.categories), {at: place for place, at in enumerate(self.crossed)}
@@ -154,19 +156,19 @@ class ContextualFeatures(FeatureMap):
 
     @property
     def columns(self) -> list[tuple[str, int | str]]:
-        """Return the identity of each column, shape (D,): a feature with a coordinate of z or a category."""
+        """Return the identity of each column, shape (D,): a feature, and a coordinate of z or a category."""
         crossed = ((self.names[at], category) for at in self.crossed for category in self.categories)
         return [*((name, part) for name in self.names for part in range(self.rank)), *crossed]
 
     def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
-        """Return the validated vectors of (id, vector) pairs as rows; an embedding must not be empty."""
+        """Return the validated vectors of (id, vector) pairs as rows. The embedding in each must not be zero."""
         out = super().queries(pairs)
         for (subject, _), row in zip(pairs, out, strict=True):
             checked(subject, row[: -len(COUNTS)], len(row) - len(COUNTS), "embedding")
         return out
 
     def short(self, query: Vector, categories: Sequence[str] = ()) -> Vector:
-        """Return [z; c] of one validated query, shape (rank + K,), bit-identical alone and in a batch."""
+        """Return [z; c] of one validated query, shape (rank + K,), with the same bits alone as in a batch."""
         z = self.transform.of(query)
         return np.concatenate([z, self.coded([categories])[0]]) if self.categories else z
 
@@ -179,7 +181,7 @@ class ContextualFeatures(FeatureMap):
         return found
 
     def with_categories(self, z: Matrix, asked: Sequence[Sequence[str]]) -> Matrix:
-        """Append c to the z of each query, shape (Q, rank), and return [z; c], shape (Q, rank + K)."""
+        """Append c to each query's z, shape (Q, rank); return [z; c], shape (Q, rank + K)."""
         return np.hstack([z, self.coded(asked)]) if self.categories else z
 
     def project(self, z: Vector, theta: Matrix) -> Matrix:
@@ -223,8 +225,8 @@ class ContextualFeatures(FeatureMap):
         j, rank, plain = len(self.names), self.rank, self.plain_dim
         z, shown = z[:rank], np.flatnonzero(z[rank:])
         own = half[:plain, :plain]
-        # (J, rank, J, rank) multiplied by z from both sides. Its transpose adds the upper triangle, but also the
-        # diagonal a second time.
+        # (J, rank, J, rank) multiplied by z from both sides. Adding the transpose completes the upper triangle but
+        # counts the diagonal twice.
         met = z @ (own.reshape(-1, rank) @ z).reshape(j, rank, j)
         met = np.asarray(met + met.T - np.diag(np.diagonal(own).reshape(j, rank) @ z**2))
         if len(shown):
@@ -256,11 +258,11 @@ class ContextualFeatures(FeatureMap):
         return np.concatenate([found, crossed], axis=1)
 
     def enter(self, shown: Sequence[str]) -> bool:
-        """Give columns to the categories of a decision as far as they fit; return whether the columns have changed.
+        """Give columns to a decision's categories while there is room; return whether the columns have changed.
 
-        A category for which there is no room gets the columns of the one with the fewest outcomes as soon as it has
-        clearly more itself (`MARGIN`). The result depends only on the actions on offer and on the decisions and
-        outcomes so far, in their order.
+        Once there is no room, a category takes over the columns of the one with the fewest outcomes as soon as it
+        clearly has more (`MARGIN`). The result depends only on the available actions and on the sequence of decisions
+        and outcomes so far.
         """
         before, room = self.categories, self.room_for_categories()
         for category in shown:
@@ -287,7 +289,7 @@ class ContextualFeatures(FeatureMap):
             self.outcomes = {c: n for c, n in halved.items() if n or c in self.categories}
 
     def choose_categories(self, numbers: Mapping[str, int]) -> None:
-        """Give columns to the categories with the most outcomes. Only a policy that forgets everything may do this."""
+        """Give columns to the categories with the most outcomes. Everything learned must be discarded with this."""
         most = sorted(numbers, key=lambda category: (-numbers[category], category))
         self.categories = most[: self.room_for_categories()]
         self.outcomes = {category: numbers[category] for category in most}
@@ -298,9 +300,10 @@ class ContextualFeatures(FeatureMap):
         return [category for category in self.outcomes if category not in self.categories]
 
     def room_for_categories(self) -> int:
-        """Return how many categories may have columns, given the actions on offer.
+        """Return how many categories may have columns, given the available actions.
 
-        Features of other actions do not count, because a recovery knows all actions of its log from the start.
+        Features of other actions do not count, because during a recovery all actions in the log are known from the
+        start.
         """
         on = {at for at, active in enumerate(self.active) if active} or range(len(self.ids))
         usual = sum(_kind(name) not in ("model", "shape") for name in self.names)
@@ -313,7 +316,7 @@ class ContextualFeatures(FeatureMap):
     def room(self) -> tuple[int, int]:
         """Return how many counts and how many directions z may have within the limit on x's columns.
 
-        Counts are dropped first, because directions are fitted to how models differ, including along the counts.
+        Counts are dropped first, because directions are fitted to how models differ and may include the counts.
         """
         most = max(MOST_COLUMNS // max(len(self.names), 1) - 1, FEWEST_DIRECTIONS)
         most = min(self.settings.query_rank, most)
@@ -347,7 +350,7 @@ class ContextualFeatures(FeatureMap):
         return {"anchors": self.anchors} | ({"prompts": self.prompts} if self.in_tokens else {})
 
     def refit(self, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
-        """Restore a result of `fitted` if its actions are the first of those now known; otherwise return False."""
+        """Restore a result of `fitted`. Return False if its actions are not the first of those now known."""
         ids, names = meta["ids"], meta["names"]
         if (self.ids[: len(ids)], self.names[: len(names)]) != (ids, names):
             return False
@@ -370,7 +373,7 @@ class ContextualFeatures(FeatureMap):
             shapes = set(map(_shape, self.ids))
             self.first_shape = shapes.pop() if len(shapes) == 1 else ""
         found = [f"model {model}" for model in dict.fromkeys(self.models)]
-        # A single initial shape is the reference for all others and has no column, so earlier rows stay valid.
+        # If all initial actions have one shape, it is the reference and has no column, so earlier rows stay valid.
         found += [f"shape {s}" for s in dict.fromkeys(map(_shape, self.ids)) if s != self.first_shape]
         self.names += [name for name in found if name not in self.names]
         self.sides = self._sides()
@@ -388,7 +391,7 @@ class ContextualFeatures(FeatureMap):
         return [self.guess_prompt(at) * scales[at] for at in range(first, len(self.ids))]
 
     def _varying(self) -> list[str]:
-        """Return the plain coordinates that differ among the initial actions; a constant one would be redundant."""
+        """Return the plain coordinates that differ among the initial actions. A constant one would be redundant."""
         widths = [_widths(action_id) for action_id in self.ids]
         found = []
         # An unknown size is inferred from costs later (`measure`).
@@ -450,7 +453,7 @@ class ContextualFeatures(FeatureMap):
         return [math.log(size) if size > 0 else read.get(model) for model, size in pairs]
 
     def guess(self, at: int) -> float:
-        """Return a guess of an action's cost from parameters and paths, up to a common factor."""
+        """Return a guess of an action's cost, based on parameters and paths, up to a common factor."""
         qp, cp = _widths(self.ids[at])
         of_size, of_paths = GROWTH_OF_TOKENS if self.in_tokens else GROWTH
         return float(max(self.sizes[at], 1.0) ** of_size * (qp * cp) ** of_paths)
@@ -478,7 +481,7 @@ class QueryTransform:
         landmarks: Embeddings of the landmarks, with float32 values, shape (m, d).
         kappa: κ.
         weights: Weights of the similarities in each direction, shape (directions, m).
-        learned: How many of the directions were fitted to outcomes; they come first.
+        learned: Number of directions that were fitted to outcomes; these come first.
     """
 
     offset: Vector
@@ -490,14 +493,14 @@ class QueryTransform:
 
     @classmethod
     def usual(cls, dim: int, most: int) -> QueryTransform:
-        """Return the transform for a learner without history, whose z has the first `most` counts and no directions."""
+        """Return the default transform for a learner with no history: z holds only the first `most` counts."""
         embedded = dim - len(COUNTS)
         offset = np.concatenate([np.zeros(embedded), _USUAL])
         return cls(offset, count_axes(_SPREAD, dim, most), np.zeros((0, embedded)), 1.0, np.zeros((0, 0)))
 
     @property
     def rank(self) -> int:
-        """Return the length of z, its constant included."""
+        """Return the length of z, including its constant."""
         return 1 + len(self.axes)
 
     @property
@@ -546,7 +549,7 @@ def bounded(z: Matrix, counts: int) -> Matrix:
 
     Args:
         z: z without the constant, shape (…, rank - 1).
-        counts: Number of its first coordinates that are counts.
+        counts: Number of leading coordinates that are counts.
     """
     surface, rest = np.clip(z[..., :counts], -1.0, 1.0), z[..., counts:]
     length = np.sqrt(np.sum(rest**2, axis=-1, keepdims=True))
@@ -556,7 +559,10 @@ def bounded(z: Matrix, counts: int) -> Matrix:
 
 
 def count_axes(spread: Vector, dim: int, most: int) -> Matrix:
-    """Return the axes of the first counts, at most `most`, shape (k, dim). They scale each count by 1 / (3·spread)."""
+    """Return a (k, dim) matrix that selects the first k counts and scales each by 1 / (3·spread).
+
+    k is min(`most`, len(COUNTS)).
+    """
     own = min(len(COUNTS), most)
     found = np.zeros((own, dim))
     found[np.arange(own), dim - len(COUNTS) + np.arange(own)] = 1.0 / (3.0 * spread[:own])

@@ -9,7 +9,7 @@ from schemas.errors import UniscaleError
 
 
 class DeciderError(UniscaleError):
-    """Base class of everything the decider rejects."""
+    """Base class of all errors raised by the policies and the decider."""
 
 
 class InvalidObjective(DeciderError):
@@ -98,10 +98,10 @@ class CorruptState(DeciderError):
 FIX_LOG: Final = (
     "`python -m streams learner check` names every record that is refused, `learner repair` removes them"
 )
-"""The fix for a log with missing or foreign rows."""
+"""Suggested fix for a log that has missing rows or rows from a different log."""
 
 FIX_PRIOR: Final = (
     "the learner began from this prior, which no row of the log holds: go back to the policy settings that wrote it, "
     "or begin anew with `python -m streams learner reset`"
 )
-"""The fix for a prior in the log that is damaged or was written under different settings."""
+"""Suggested fix for a prior in the log that is damaged or was written under different settings."""

@@ -1,4 +1,4 @@
-"""Recorded randomisation of any policy's predictions: an exploration floor, a uniform warm-up and a control group.
+"""Randomisation with logged probabilities, for any policy: an exploration floor, a warm-up and a control group.
 
 Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy gives all
 other actions probability zero, whereas the floor gives each a known probability of at least ε/n. The warm-up is the
@@ -34,12 +34,12 @@ from schemas.action import Action
 from schemas.prices import Rate
 
 CONTROL_DRAW: Final = 1 << 64
-"""Number of values of the keyed hash that draws the control group; the group's share is exact to 2⁻⁶⁴."""
+"""Number of values of the keyed hash that assigns queries to the control group. The group's share is exact to 2⁻⁶⁴."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """A share of the queries that get one fixed action, whatever the policy prefers.
+    """The control group: a share of the queries, all of which get one fixed action regardless of the policy.
 
     Membership depends only on the query's id and a secret salt, so a redelivered query stays in its group, and a client
     without the salt cannot pick an id to get in or out.
@@ -67,14 +67,14 @@ class ControlGroup:
 
 
 def uniform(of: Prediction, seed: int, reason: Reason = "policy") -> Prediction:
-    """Draw an action, all with equal probability. A seed draws the same action under every policy."""
+    """Draw one of the actions uniformly. For a given seed, all policies draw the same one."""
     n = len(of.action_ids)
     chosen = int(generator(seed, of.query_id, "uniform").integers(n))
     return replace(redrawn(of, chosen, np.full(n, 1.0 / n), 0.0, reason), draws=0)
 
 
 def floored(of: Prediction, floor: float, seed: int) -> Prediction:
-    """Draw uniformly with probability ε (the floor), and otherwise keep the choice; return the mixed probabilities."""
+    """With probability ε (the floor), replace the choice by a uniform draw. Probabilities are mixed accordingly."""
     n = len(of.action_ids)
     random = generator(seed, of.query_id, "floor")
     explored = bool(random.random() < floor)
@@ -87,7 +87,7 @@ def floored(of: Prediction, floor: float, seed: int) -> Prediction:
 
 
 def controlled(of: Prediction, control: ControlGroup) -> Prediction:
-    """Assign a query to the control group or to the policy; return the mixed probabilities."""
+    """Assign a query to the control group or to the policy. Probabilities are mixed accordingly."""
     ids = list(of.action_ids)
     if control.action_id not in ids or len(ids) == 1:
         return of
@@ -104,16 +104,16 @@ def controlled(of: Prediction, control: ControlGroup) -> Prediction:
 
 
 class Explored:
-    """A policy with added exploration: uniform in the first `warm_up` rounds, then with floor and control group.
+    """A policy with added exploration: uniform draws for the first `warm_up` rounds, then a floor and a control group.
 
-    A round is a decision passed to `decided`. The i-th context of a batch counts as i rounds later.
+    Each decision passed to `decided` is one round. The contexts of a batch count as consecutive rounds.
 
     Args:
         inner: The policy.
         floor: ε in [0, 1].
         warm_up: Rounds of uniform choice at the start (50 in the paper's experiments).
-        control: The control group. Queries during the warm-up, queries for which its action is not allowed, and queries
-            with a single allowed action are left to the policy.
+        control: The control group. It excludes queries during the warm-up, queries for which its action is not allowed,
+            and queries with only one allowed action.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Explored:
             raise ValueError(f"warm_up is {warm_up!r}; give a number of rounds, zero or more")
         self.inner = inner
         self.name = f"explored-{inner.name}"
-        # The warm-up counts rounds. `predict` counts those within its batch itself, so batches need not be split.
+        # `predict` counts the warm-up rounds within its batch, so batches need not be split.
         self.traits, self.refits, self.pacer = inner.traits, inner.refits, inner.pacer
         self.floor, self.warm_up, self.control = floor, warm_up, control
         self.decisions = 0
@@ -147,7 +147,7 @@ class Explored:
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Return the inner predictions with the drawn action and the mixed probabilities."""
+        """Return the inner policy's predictions, with the action drawn again and the mixed probabilities."""
         inner = self.inner.predict(contexts, objectives, seed)
         pairs = enumerate(zip(inner, contexts, strict=True))
         return [self._explored(of, seed, self.decisions + i, context.drawn) for i, (of, context) in pairs]
@@ -164,7 +164,7 @@ class Explored:
         return self.inner.left_out()
 
     def drifted(self) -> Mapping[str, Drift]:
-        """Return the changes that the inner policy has detected."""
+        """Return the drift that the inner policy has detected."""
         return self.inner.drifted()
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
@@ -186,7 +186,7 @@ class Explored:
         return pack(self.name, self._identity(), {"decisions": self.decisions}, {"inner": inner})
 
     def load(self, data: bytes) -> None:
-        """Restore a serialised state. If it is a state of the inner policy alone, there is no warm-up."""
+        """Restore a serialised state. A state of the inner policy alone skips the warm-up."""
         if header(data)[0] == self.inner.name:
             self.inner.load(data)
             self.decisions = self.warm_up
@@ -196,5 +196,5 @@ class Explored:
         self.decisions = meta["decisions"]
 
     def _identity(self) -> dict[str, float]:
-        # The control group is left out: it changes no state, so it may differ between two snapshots.
+        # The control group is left out because it does not affect the state, so it may change between snapshots.
         return {"floor": self.floor, "warm_up": self.warm_up}

@@ -16,16 +16,16 @@ from agents.bandit.policy import ActionVector, Matrix, Vector
 # Validation of vectors, and the short projection of a query that interactions use.
 
 SPANNED: Final = 1e-12
-"""A unit vector whose component outside the basis is shorter than this counts as inside, because of rounding."""
+"""Length below which the component of a unit vector outside the basis is treated as rounding error."""
 
 LONG: Final = 1e6
-"""Squared length above which an embedding is rejected. Encoders return unit vectors; in A, one of length 1,000 would
-weigh as much as a million observations."""
+"""Squared length above which an embedding is rejected. Encoders return unit vectors; a vector of length 1,000 would
+weigh as much in A as a million observations."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryBasis:
-    """A projection z_q = directions · (s_q - offset), with z_q of unit RMS.
+    """A projection z_q = directions · (s_q - offset) that gives z_q unit RMS.
 
     Attributes:
         offset: Vector subtracted from s_q, shape (query_dim,).
@@ -65,8 +65,8 @@ def checked(subject: str, vector: Vector, dim: int, name: str) -> Vector:
 
 # Surface counts of a question. They indicate how hard it is but are lost in a sentence embedding.
 #
-# The number of figures in a word problem, and its length, predict its level better than all 384 dimensions of MiniLM.
-# For policies that use them (`Traits.surface`), the counts follow the embedding in one vector.
+# The length of a word problem and the number of figures in it predict its difficulty better than all 384 dimensions of
+# MiniLM. For policies that use the counts (`Traits.surface`), they are appended to the embedding.
 
 COUNTS: Final = (
     "numbers",
@@ -81,12 +81,12 @@ COUNTS: Final = (
 )
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_SENTENCE = re.compile(r"[.!?](?:\s|$)")  # the last mark of a run; takes linear time, like all of these
+_SENTENCE = re.compile(r"[.!?](?:\s|$)")  # matches only the last mark of a run such as `?!`; linear time
 _SYMBOLS = r"-+*/=^<>%$\{}()[]"
 
 
 def counts(text: str) -> Vector:
-    """Return ln(1 + n) for each of `COUNTS`, shape (9,). Logarithms suit long questions, which differ by factors.
+    """Return ln(1 + n) for each of `COUNTS`, shape (9,). Logarithms are used because counts vary by large factors.
 
     >>> np.expm1(counts("Tom has 5 pens. He buys 16 more.")).round().astype(int).tolist()
     [2, 3, 8, 20, 2, 1, 0, 2, 2]
@@ -104,7 +104,7 @@ def counts(text: str) -> Vector:
         sum(n for c, n in often.items() if c.isupper()),
         max(map(len, numbers), default=0),
     )
-    # Rounded to float32, as in the log's rows, so that a replay sees the same numbers.
+    # Rounded to float32 as in the log's rows, so that a replay sees the same values.
     return np.log1p(found).astype(np.float32).astype(np.float64)
 
 
@@ -117,20 +117,20 @@ def _often(text: str) -> Counter[str]:
     """Return the number of occurrences of each character in a text."""
     if not text.isascii():
         return Counter(text)
-    times = np.bincount(np.frombuffer(text.encode(), np.uint8))  # takes a twentieth of the time
+    times = np.bincount(np.frombuffer(text.encode(), np.uint8))  # 20 times faster
     return Counter({chr(code): int(times[code]) for code in np.flatnonzero(times)})
 
 
 # The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2).
 #
-# As in the paper, f_a is the embedding of the action's description at unit length (`raw`), or a one-hot vector (its
-# "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS, because with a
-# small encoder the descriptions have cosines of 0.96 and more, and their common part hides their differences. The
-# centre is always that of the first catalogue; otherwise every x already in A would change its meaning.
+# As in the paper, f_a is the embedding of the action's description at unit length (`raw`), or a one-hot vector (the
+# ablation "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS, because
+# with a small encoder the descriptions have cosines of 0.96 and more, so what they share hides how they differ. The
+# centre is always that of the first catalogue; a new centre would change the meaning of every x already in A.
 #
-# The action vectors span at most |A| dimensions, and ridge regression is invariant under rotation. So f_a consists of
-# coordinates in an orthonormal basis of that span: a shorter vector that gives the same scores. A description outside
-# the span adds one basis vector.
+# The action vectors span at most |A| dimensions, and ridge regression is invariant under rotation. f_a can therefore
+# hold coordinates in an orthonormal basis of that span, which is shorter and gives the same scores. A description
+# outside the span adds one basis vector.
 #
 # With x = [s_q; s_a] and a single θ, the ranking of actions by predicted mean is the same for every query. Interactions
 # are an optional departure from the paper: they append z_q ⊗ v_a, where z_q is a short projection of the query and v_a
@@ -149,8 +149,8 @@ class FeatureSettings:
         interactions: `none` as in the paper; `bilinear` and `model` append z_q ⊗ v_a.
         query_rank: Length of z_q.
         action_rank: Length of v_a for `bilinear`.
-        interaction_scale: Factor of z_q ⊗ v_a; its square is the prior variance of a correction, in units of 1/λ.
-        basis_seed: Seed of the random query projection.
+        interaction_scale: Factor of z_q ⊗ v_a. Its square is the prior variance of an interaction, in units of 1/λ.
+        basis_seed: Seed of the random projection of queries.
     """
 
     query_dim: int
@@ -178,7 +178,7 @@ class FeatureMap:
     Attributes:
         ids: Every action ever added, in the order of the rows of `coordinates`.
         coordinates: f_a without interactions, shape (n, r).
-        vectors: The same before rotation into the basis, shape (n, action_dim).
+        vectors: f_a before rotation into the basis, shape (n, action_dim).
     """
 
     def __init__(self, settings: FeatureSettings) -> None:
@@ -253,7 +253,7 @@ class FeatureMap:
                 on and (allowed is None or i in allowed) for i, on in zip(self.ids, self.active, strict=True)
             ]
             rows = np.flatnonzero(keep)
-            if len(self._choosable) > 256:  # usually few; this bounds an unusual client
+            if len(self._choosable) > 256:  # usually few; bounded in case a client sends many different sets
                 self._choosable.clear()
             self._choosable[allowed] = rows
         if not len(rows):
@@ -272,7 +272,7 @@ class FeatureMap:
         return np.asarray(np.concatenate([own, pairs], axis=2))
 
     def joint(self, queries: Matrix, rows: Sequence[int]) -> Matrix:
-        """Return x = [s_q; f_a] of one action for each query, shape (m, query_dim + action_dim)."""
+        """Return x = [s_q; f_a] for each query and its action, shape (m, query_dim + action_dim)."""
         parts = [queries, self.coordinates[list(rows)]]
         if not self.static:
             pairs = np.einsum("mv,mz->mvz", self.sides[rows], self._short(queries))

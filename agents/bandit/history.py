@@ -98,9 +98,9 @@ class History:
 
     @property
     def digest(self) -> str:
-        """Return a digest that identifies the history of an estimate and is the same on every machine.
+        """Return a digest that identifies the history behind an estimate and is the same on every machine.
 
-        It is computed in single precision, because the logarithm of a price may differ in its last bit elsewhere.
+        It is computed in single precision, because the last bit of a logarithm may differ between machines.
         """
         told = hashlib.blake2b(digest_size=16)
         for places in (self.question, self.action):
@@ -118,7 +118,7 @@ class History:
 #
 # An action's anchor is its mean cost. With little history, the directions are principal components of a Gaussian kernel
 # of the embeddings, which assumes only that similar questions have similar outcomes. Once there are more questions than
-# a query has coordinates, a reduced-rank ridge regression does better. From embedding, counts and kernel it predicts,
+# a query has coordinates, a reduced-rank ridge regression does better. From embedding, counts and kernel, it predicts
 # for each feature of the actions, how a question departs from the usual accuracy and cost. Kernel components fill the
 # remaining directions. The directions used for a question of the history are fitted without it; otherwise memorising
 # the question would look like skill.
@@ -127,14 +127,14 @@ LANDMARKS: Final = 256
 """Maximum number of questions to which a query is compared."""
 
 FEW: Final = 10
-"""With fewer distinct questions than this, no directions are fitted."""
+"""Minimum number of distinct questions for directions to be fitted."""
 
 RIDGES: Final = tuple(10.0 ** (k / 2) for k in range(-4, 9))
 """Candidates for the λ of the directions. Generalised cross-validation chooses one for accuracy and one for cost."""
 
 DOUBT: Final = (1.0, 10.0)
-"""Number of rows at which the mean cost of a model, or of an action relative to its model, has as much weight as the
-guess of it."""
+"""Number of rows at which the observed mean cost of a model, and that of an action relative to its model, weigh as much
+as the guess."""
 
 
 def set_anchors(features: ContextualFeatures, history: History) -> None:
@@ -158,7 +158,7 @@ def set_anchors(features: ContextualFeatures, history: History) -> None:
 def _anchored(
     features: ContextualFeatures, history: History, log_cost: Vector, guess: Vector, before: Vector
 ) -> tuple[Vector, float, dict[str, float]]:
-    """Return the anchors, the factor by which any guess is multiplied, and the factors of models with outcomes.
+    """Return the anchors, the default correction factor for guesses, and the factors of models with outcomes.
 
     Args:
         features: The actions.
@@ -192,9 +192,9 @@ def _anchored(
 
 
 def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
-    """Fit the directions; return z of every question with directions fitted without it, shape (Q, rank).
+    """Fit the directions; return z of every question, shape (Q, rank), with directions fitted without that question.
 
-    With only a few questions the transform stays as it is. Otherwise coordinates in which they do not vary would be
+    With fewer than `FEW` questions the transform stays as it is. Coordinates that hardly vary among so few would be
     scaled up without bound, and every later question would be clipped.
 
     Args:
@@ -252,7 +252,7 @@ def _kernel(embedded: Matrix, scale: float) -> tuple[Matrix, float, Matrix, Matr
 
 
 SMALL: Final = 1e-6
-"""Smallest spread to divide by."""
+"""Lower bound of spreads that are used as divisors."""
 
 
 def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Matrix, Matrix]:
@@ -328,7 +328,7 @@ def _chosen_ridge(squares: Vector, moments: Matrix, wanted: Matrix) -> float:
     errors = []
     for ridge in RIDGES:
         shrunk = 1.0 / (squares + ridge)
-        # Of each component, 2·kept - kept² is explained, where kept = s²/(s² + λ).
+        # The share of each component that is explained is 2·kept - kept², where kept = s²/(s² + λ).
         error = whole - float(lengths @ (shrunk * (1.0 + ridge * shrunk)))
         errors.append(error / max(n - 1 - float(squares @ shrunk), SMALL) ** 2)
     return float(RIDGES[int(np.argmin(errors))])
@@ -343,7 +343,7 @@ REFITS: Final = (10, 20, 40, 80, 160, 320, 640, 1280, 2560)
 
 
 class RefitSchedule(Refits):
-    """The refits still to come, and the outcomes kept for them.
+    """The remaining refits, and the outcomes kept for them.
 
     Args:
         at: Numbers of outcomes at which to refit, ascending; empty for a policy with a prior, which keeps no outcomes.
@@ -367,9 +367,9 @@ class RefitSchedule(Refits):
         return self.of_categories(outcomes)
 
     def of_categories(self, outcomes: int) -> bool:
-        """Return whether the variances of categories are due to be estimated on their own within this many outcomes.
+        """Return whether a separate estimate of the categories' variances is due within this many more outcomes.
 
-        That is the case under a prior without categories. Otherwise each refit estimates them with all others.
+        Only a prior without categories requires this. Otherwise each refit estimates them along with all others.
         """
         if self.at or self._knows_categories:
             return False
@@ -403,7 +403,7 @@ class RefitSchedule(Refits):
             self._kept = {}
         if failed.any() and np.sum(~failed) < FEW:
             return None
-        # Repeated queries count as one question, because a transform fitted without it must not see its other answers.
+        # Repeated queries count as one question, so that a transform fitted without it sees none of its answers.
         places: dict[tuple[bytes, tuple[str, ...]], int] = {}
         keys = [(query.tobytes(), own) for query, own in zip(queries, asked, strict=True)]
         question = np.array([places.setdefault(key, len(places)) for key in keys])
@@ -415,7 +415,7 @@ class RefitSchedule(Refits):
         return History(*found, *prompts, categories=shown)
 
     def correct(self, o: Observation) -> None:
-        """Replace Correct of a kept outcome."""
+        """Replace Correct in a kept outcome."""
         if (kept := self._kept.get(o.observation_id)) is not None:
             self._kept[o.observation_id] = (kept[0], kept[1], o.entered, *kept[3:])
 

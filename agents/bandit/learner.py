@@ -1,4 +1,4 @@
-"""Code that all policies share: choices from predictions, stored observations, and serialised state."""
+"""Code shared by all policies: choices from predictions, stored observations, and serialised state."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def estimate(hits: np.ndarray, chosen: int, draws: int) -> Vector:
 
 
 def standard_error(probability: float, draws: int) -> float:
-    """Return the standard error of a frequency over draws; 0.0 for an exact probability."""
+    """Return the standard error of a Monte Carlo frequency; 0.0 for an exact probability (no draws)."""
     return math.sqrt(probability * (1.0 - probability) / draws) if draws else 0.0
 
 
@@ -102,7 +102,7 @@ def choose(
 def predictions(
     policy: Policy, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
 ) -> list[Prediction]:
-    """Return a policy's predictions. They choose the baseline until the policy knows whether any answer was right."""
+    """Return a policy's predictions. They choose the baseline until the correctness of some answer is known."""
     found = policy.predict(contexts, objectives, seed)
     if policy.graded:
         return found
@@ -123,7 +123,7 @@ def _at_baseline(of: Prediction, baseline: str) -> Prediction:
 def redrawn(
     of: Prediction, chosen: int, probability: Vector | None, error: float, reason: Reason
 ) -> Prediction:
-    """Return a prediction with a different draw. If that is a different action, the predicted terms are dropped."""
+    """Return a prediction with a new draw. If that is a different action, the predicted terms are dropped."""
     predicted = of.predicted if chosen == of.chosen else None
     return replace(
         of, chosen=chosen, probability=probability, error=error, reason=reason, predicted=predicted
@@ -207,7 +207,7 @@ def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, 
     """Return (meta, arrays) of a complete, unaltered state of this kind and these settings.
 
     Raises:
-        CorruptState: The bytes are something else; the message names the difference.
+        CorruptState: The bytes are not such a state; the message names the difference.
     """
     head, payload = _opened(data)
     for what, has, needs in (
@@ -230,7 +230,7 @@ def header(data: bytes) -> tuple[str, dict[str, Any]]:
     """Return the kind and the settings of a complete, unaltered state of any policy.
 
     Raises:
-        CorruptState: The bytes are something else.
+        CorruptState: The bytes are not such a state.
     """
     head, _ = _opened(data)
     return head["kind"], head["settings"]
@@ -240,7 +240,7 @@ def values(data: bytes) -> dict[str, Any]:
     """Return the plain values of a complete, unaltered state of any policy.
 
     Raises:
-        CorruptState: The bytes are something else.
+        CorruptState: The bytes are not such a state.
     """
     return dict(_opened(data)[0]["meta"])
 
@@ -261,7 +261,7 @@ def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
     return msgspec.json.decode(body[4 : 4 + length]), body[4 + length :]
 
 
-# All observations, for policies that use every past observation again: k-NN, MLP and NeuralUCB.
+# All past observations, for the policies that reuse them: k-NN, MLP and NeuralUCB.
 #
 # These learn the paper's scalar reward: r of Eq. 4 under the objective in force when the decision was made.
 
@@ -360,7 +360,7 @@ class Learner:
         self.refits = Refits()
         self._updates = 0
         self._corrections = 0
-        self._failures = 0  # among the updates
+        self._failures = 0  # how many of the updates were failures
 
     @property
     def graded(self) -> bool:
@@ -373,9 +373,10 @@ class Learner:
         return self._updates + self._corrections
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Choose from exactly these actions. Costs are learned with their price factor included.
+        """Set the actions that may be chosen from now on, replacing the previous set.
 
-        Knowledge learned from removed actions is kept, and their outstanding rewards are still learned.
+        Learned costs include each action's price factor.
+        What was learned from removed actions is kept, and their outstanding rewards are still learned.
         """
         before = self.features.active.copy()
         kept = self.features.offer(actions)
@@ -412,7 +413,7 @@ class Learner:
             alike = list(group)
             self._failures += len(alike) if kind == "failure" else 0
             match kind:
-                case "reward" | "failure":  # whose `log_cost` is the upper bound
+                case "reward" | "failure":  # a failure's `log_cost` is the upper bound
                     self.take(alike)
                     self._updates += len(alike)
                 case "correction":
@@ -447,7 +448,7 @@ class Learner:
         return {"features": asdict(self.features.settings)}
 
     def grown(self, kept: Sequence[int]) -> None:
-        """Adapt to a feature map to which actions were added or in which they became available again.
+        """Adapt after actions were added to the feature map or became available again.
 
         Args:
             kept: The new position of each old column of f_a.
@@ -472,7 +473,7 @@ class Learner:
         raise NotImplementedError
 
     def take_costs(self, observations: Sequence[Observation]) -> None:
-        """Abandon the decisions. All terms of an outcome share one update, so a cost alone cannot be learned."""
+        """Abandon the decisions. All terms of an outcome share one update, so costs cannot be learned alone."""
         self.decided(
             [Pending(o.observation_id, o.embedding, o.action_id, abandoned=True) for o in observations]
         )

@@ -1,4 +1,4 @@
-"""Policies linear in x that share A = λI + Σ x xᵀ: LinUCB, Greedy, Thompson sampling, and LinUCB that forgets."""
+"""Policies linear in x that share A = λI + Σ x xᵀ: LinUCB, Greedy, Thompson sampling, and LinUCB with forgetting."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ from agents.bandit.registry import Inputs, Options, register_policy
 # made. `reward="terms"` keeps b as columns (Correct, Score, log C, 1) over the same A⁻¹. The reward of Eq. 4 is
 # linear in them, so θ(w) = A⁻¹Bw equals the θ̂ of a learner that has always used those weights and bounds.
 #
-# `widths="decided"` is a departure for delayed rewards: decisions whose reward is outstanding count in the width,
-# so that a burst of decisions does not explore the same action repeatedly. They do not affect means.
+# `widths="decided"` departs from the paper because rewards are delayed: decisions whose reward is outstanding already
+# count in the confidence width, so that a burst of decisions does not keep exploring the same action. They do not
+# affect means.
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,13 @@ class LinUCB(Learner):
 
     @property
     def alpha(self) -> float:
-        """Return the factor of the widths."""
+        """Return α, the factor of the confidence widths."""
         return self.settings.alpha
 
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Return mean, width and acquisition value of every allowed action of every context."""
+        """Return the mean, confidence width and score of every allowed action for every context."""
         f = self.features
         rows = [f.choosable(c.query_id, c.allowed) for c in contexts]
         queries = f.queries([(c.query_id, c.embedding) for c in contexts])
@@ -116,7 +117,7 @@ class LinUCB(Learner):
         return correct, score, log_cost
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Count decisions in the width until they are rewarded or abandoned, if the settings require it."""
+        """Count decisions in the confidence width until they are rewarded or abandoned, if `widths` is `decided`."""
         if self.decided_gram is None:
             return
         fresh = [d for d in decisions if not d.abandoned and d.observation_id not in self._pending]
@@ -153,7 +154,7 @@ class LinUCB(Learner):
         return x, np.einsum("mt,mt->m", terms, w)[:, None]
 
     def corrections(self, observations: Sequence[Observation]) -> Vector:
-        """Return the factor of x in each correction."""
+        """Return the number by which each correction multiplies its x."""
         late = np.array([o.entered - o.imputed for o in observations])
         if self.settings.reward == "scalar":
             late = late * np.array([o.objective.correct for o in observations])
@@ -168,14 +169,14 @@ class LinUCB(Learner):
         return {"pending": list(self._pending)}, arrays
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Restore what `saved` returned; A⁻¹ is computed from A again."""
+        """Restore what `saved` returned, and recompute A⁻¹ from A."""
         self._pending = dict.fromkeys(meta["pending"])
         for name, gram in self._grams():
             gram.restore(self.features.action_dim, arrays[f"{name}.a"], arrays[f"{name}.b"])
         self._attach()
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings of policy and features."""
+        """Return the settings of the policy and the features."""
         return {"policy": asdict(self.settings), **super().identity()}
 
     def _attach(self) -> None:
@@ -248,12 +249,12 @@ def _greedy(options: LinearOptions, on: Inputs) -> Policy:
 
 
 class Thompson(LinUCB):
-    """Thompson sampling, with LinUCB's state and a posterior draw instead of the width.
+    """Thompson sampling: LinUCB's state, with a posterior draw in place of the confidence width.
 
     Args:
         features: The feature map.
         settings: LinUCB's settings; α scales the spread of the draw.
-        propensity_draws: Monte Carlo draws behind each logged propensity; 0 logs none.
+        propensity_draws: Number of Monte Carlo draws that estimate each logged propensity; 0 to log no propensity.
     """
 
     def __init__(
@@ -264,7 +265,7 @@ class Thompson(LinUCB):
 
     @property
     def alpha(self) -> float:
-        """Return 0, because the draw replaces the width."""
+        """Return 0, because the draw replaces the confidence width."""
         return 0.0
 
     def predict(
@@ -318,7 +319,7 @@ class ThompsonOptions(LinearOptions, frozen=True, kw_only=True):
     """Options of Thompson sampling.
 
     Attributes:
-        propensity_draws: Monte Carlo draws behind each logged propensity; 0 logs none.
+        propensity_draws: Number of Monte Carlo draws that estimate each logged propensity; 0 to log no propensity.
     """
 
     propensity_draws: int = 256
@@ -334,15 +335,15 @@ def _thompson(options: ThompsonOptions, on: Inputs) -> Policy:
     return Thompson(on.features(options), options.linear, propensity_draws=options.propensity_draws)
 
 
-# LinUCB that forgets, for drifting traffic. Off by default, since the paper keeps every observation.
+# LinUCB with forgetting, for drifting traffic. It is not the default, because the paper keeps every observation.
 #
 # `SlidingWindow` removes the oldest row exactly: A - x xᵀ, by a downdate of A⁻¹. `Discounted` weights a row by
 # γ^(age in decisions). Age counts decisions, not rewards, so that a burst of late rewards does not age earlier rows (as
-# in ParetoBandit). The width stays α√(xᵀA⁻¹x); the second matrix of D-LinUCB is not kept.
+# in ParetoBandit). The confidence width stays α√(xᵀA⁻¹x); the second matrix of D-LinUCB is not kept.
 
 RIDGE_FLOOR: Final = 0.9
-"""Share of λ at which A is factorised again with the full λ. The discount also shrinks the regulariser, and restoring
-it is a full-rank change that takes O(d³), once every ln(0.9)/ln(γ) decisions (105 at γ = 0.999)."""
+"""Share of λ at which the full λ is restored. The discount also shrinks the regulariser. Restoring it is a full-rank
+change that takes O(d³), so it is done only about every ln(0.9)/ln(γ) decisions (105 at γ = 0.999)."""
 
 
 class SlidingWindow(LinUCB):
@@ -421,7 +422,7 @@ class Discounted(LinUCB):
     """LinUCB that weights each row by γ to the power of the number of decisions made since the row's own.
 
     A is kept in units of an epoch t₀: A_t = γ^(t - t₀)·A. A row decided at s then enters with the fixed weight
-    γ^(t₀ - s), θ̂ is the same in both units, and only the width needs the factor γ^(-(t - t₀)/2).
+    γ^(t₀ - s), θ̂ is the same in both units, and only the confidence width needs the factor γ^(-(t - t₀)/2).
     """
 
     def __init__(self, features: FeatureMap, settings: LinUCBSettings | None = None, *, gamma: float) -> None:
@@ -440,7 +441,7 @@ class Discounted(LinUCB):
 
     @property
     def alpha(self) -> float:
-        """Return the factor of the widths, converted from units of the epoch to those of the current time."""
+        """Return the factor of the confidence widths, converted from the epoch's units to those of the current time."""
         return float(self.settings.alpha * self.gamma ** (-(self.clock - self._epoch) / 2.0))
 
     def decided(self, decisions: Sequence[Pending]) -> None:
@@ -486,7 +487,7 @@ class WindowOptions(LinearOptions, frozen=True, kw_only=True):
     """Options of `sliding-window`.
 
     Attributes:
-        window: Number of rows kept.
+        window: Number of rows to keep.
     """
 
     window: int = 10_000
@@ -496,7 +497,7 @@ class DiscountOptions(LinearOptions, frozen=True, kw_only=True):
     """Options of `discounted`.
 
     Attributes:
-        gamma: Discount per decision.
+        gamma: Discount factor γ per decision.
     """
 
     gamma: float = 0.999

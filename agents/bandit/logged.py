@@ -72,16 +72,16 @@ class LoggedOutcome(Struct, frozen=True, kw_only=True):
 
 
 NOTHING = ("", "nan", "NaN", "NA", "null", "None")
-"""Texts that stand for a missing text in files."""
+"""Strings that stand for a missing text in files."""
 
 
 def logged_outcome(fields: Mapping[str, Any], where: str, context: Sequence[str] = ()) -> LoggedOutcome:
-    """Return the outcome in a row, whose numbers may be text, as in CSV.
+    """Return the outcome that a row describes. Numbers may be given as text, as in CSV.
 
     Args:
         fields: The columns of the row.
         where: Name of the row for error messages.
-        context: Names of columns with categories; those that contain text are added to `features`.
+        context: Names of the columns that hold categories. Columns that contain text are added to `features`.
 
     Raises:
         LogError: A field is missing or invalid; the message names the field and the row.
@@ -107,11 +107,11 @@ def prior_of_log(
     catalogue: Catalogue,
     cap: float = CAP,
 ) -> tuple[bytes, int]:
-    """Return the prior learned from outcomes, and the number of different questions.
+    """Return the prior learned from outcomes, and the number of distinct questions.
 
     Args:
         rows: The outcomes.
-        policy: A policy with the deployment's settings, without actions.
+        policy: A policy that has the deployment's settings and no actions.
         encoder: The deployment's encoder.
         catalogue: The deployment's catalogue.
         cap: Weight of the prior: it counts as at most this many observations.
@@ -128,7 +128,7 @@ def prior_of_log(
     asked = list(dict.fromkeys((row.text, row.features) for row in log))
     place = {each: at for at, each in enumerate(asked)}
     seen = list(dict.fromkeys(row.action for row in log))
-    # Models that were never tried are added too; their sizes are known.
+    # Models that were never tried are added too, because their sizes are known.
     tried = {Action.parse(each).model for each in seen}
     seen += [Action(model=name, qp=1, cp=1, bs=1).id for name in catalogue.model_names if name not in tried]
     position = {action: at for at, action in enumerate(seen)}

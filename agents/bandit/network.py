@@ -1,12 +1,12 @@
 """The two-layer network of the neural baselines: d → hidden → 1, ReLU, MSE, Adam (App. B.3).
 
 The paper states the hidden width (100), the loss, the learning rate and 1,000 iterations per observation, but not the
-activation or the optimiser. Gradients are written out, which takes two products instead of an autograd graph; NeuralUCB
-needs their closed form anyway.
+activation or the optimiser. Gradients are written out by hand, which takes two products instead of an autograd graph;
+NeuralUCB needs their closed form anyway.
 
 A hidden unit that no row activates gets no gradient, and its Adam moments shrink to subnormal numbers, which processors
 handle many times more slowly. After a few thousand iterations most moments are subnormal. Flushing them to zero reduces
-the time for training to a third.
+training time to a third.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Network:
         return np.asarray((hidden @ w2 + b2).numpy(), dtype=np.float64)
 
     def train(self, x: Matrix, targets: Vector) -> None:
-        """Minimise the mean squared error over all rows for the stated number of full-batch iterations."""
+        """Minimise the mean squared error over all rows for the configured number of full-batch iterations."""
         rows = torch.from_numpy(x.astype(np.float32))
         wanted = torch.from_numpy(targets.astype(np.float32))
         torch.set_flush_denormal(True)

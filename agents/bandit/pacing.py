@@ -1,4 +1,4 @@
-"""The pacer: the shadow price λ per unit of cost at which an objective's target for mean cost or accuracy is met."""
+"""The pacer: finds the shadow price λ per unit of cost that meets an objective's target for mean cost or accuracy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from schemas.prices import Rate
 # The choices that the current predictions imply for recent queries at a given λ, and the λ that meets a target.
 
 STEPS: Final = 30
-"""Bisection steps on ln λ within e^±10 of the scale of the predictions. They give λ to eight digits."""
+"""Number of bisection steps on ln λ within e^±10 of the scale of the predictions. They give λ to eight digits."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Forecast:
         """Return the mean accuracy of the action that is best on average, or of the best action for each context.
 
         Args:
-            reachable: Take the best action for each context. Because the best of many predictions is often just the
-                luckiest, the predictions' uncertainty is subtracted, but the result is never below the accuracy of the
-                action that is best on average.
+            reachable: Whether to take the best action for each context. Because the best of many predictions is often
+                just the luckiest, the predictions' uncertainty is subtracted, but the result is never below the
+                accuracy of the action that is best on average.
         """
         single = float(self.accuracy.mean(axis=0).max())
         return max(single, float(self.accuracy.max(axis=1).mean()) - self.doubt) if reachable else single
@@ -133,14 +133,14 @@ def _least(holds: Callable[[float], bool], scale: float) -> float:
 # sets λ for a newcomer.
 
 WINDOW: Final = 500
-"""Maximum number of contexts of a tenant, and of a prior, for which λ is computed."""
+"""Maximum number of contexts of a tenant, and of a prior, from which λ is computed."""
 
 FEW: Final = 10
 """Number of contexts, including a prior's, below which a tenant borrows contexts of other tenants."""
 
 KEPT: Final = 10_000
-"""Maximum number of contexts of all tenants, at 8 bytes per coordinate: 2 MB. Above it, the tenant with the most
-contexts loses its oldest one."""
+"""Maximum number of contexts of all tenants together: 2 MB at 8 bytes per coordinate. Beyond it, the tenant with the
+most contexts loses its oldest one."""
 
 
 class RecentContexts:
@@ -165,11 +165,11 @@ class RecentContexts:
             fullest = max(self.of, key=lambda each: len(self.of[each]))
             self.of[fullest].popleft()
             self._count -= 1
-            if not self.of[fullest]:  # a name without contexts would stay forever, but not in a snapshot
+            if not self.of[fullest]:  # a tenant without contexts would be kept here but lost in a snapshot
                 del self.of[fullest]
 
     def replace(self, contexts: Iterable[tuple[str | None, Vector]]) -> None:
-        """Replace all contexts with these, each with its tenant (None for a prior's). If too many, keep the latest."""
+        """Replace all contexts by (tenant, context) pairs, with tenant None for a prior's; keep the latest."""
         self.prior.clear()
         self.of, self._count = {}, 0
         for tenant, context in contexts:
@@ -215,9 +215,9 @@ class RecentContexts:
         )
 
 
-# The pacer: the shadow price λ per unit of cost at which an objective's target for mean cost or accuracy is met.
+# The pacer: finds the shadow price λ per unit of cost that meets an objective's target for mean cost or accuracy.
 #
-# For both targets, λ depends on what the current predictions would choose for the latest contexts at a given λ:
+# For either target, λ is found from the choices that the current predictions imply for the latest contexts:
 #
 # - mean cost: the smallest λ at which the mean predicted cost stays within the target, corrected by the spending since
 #   the target was set, so that a bias of the predictions cannot accumulate;
@@ -226,27 +226,28 @@ class RecentContexts:
 # The pacer's state is a fold over decisions and updates in log order. The current λ is read once per batch.
 
 EVERY: Final = 20
-"""λ is computed once in this many decisions, which takes about 5 ms with 168 actions."""
+"""Number of decisions between computations of λ, each of which takes about 5 ms with 168 actions."""
 
 CATCH_UP: Final = 50.0
 """Number of decisions over which earlier overspending or underspending is compensated. If λ jumps between two mixes of
 actions, spending oscillates about the target: after 1,000 queries by up to 14 % with a value of 100, by 3 % with 50."""
 
 TRUST: Final = 20.0
-"""Weight, in outcomes, of the uncorrected predictions in the account's correction."""
+"""Weight of the uncorrected predictions in an account's correction, as a number of outcomes."""
 
 RARE: Final = 0.2
-"""Share of right answers below which a policy without a history still looks for a model that gives right answers."""
+"""Share of correct answers below which a policy without a history keeps looking for a model that has any."""
 
 FADING: Final = 0.95
-"""Weight of an outcome's cost relative to the next one's. The latest 20 make up two thirds of the total."""
+"""Weight of an outcome's cost relative to the next one's. The latest 20 outcomes carry two thirds of the weight."""
 
 MARGIN: Final = (0.3, 2.0)
 """Bounds of the adjusted target, as multiples of the target, so that compensating for overspending does not cost all
 quality."""
 
 KEYS: Final = 1024
-"""Maximum number of accounts, 300 bytes each. Above it, the tenant with the most loses its least recently used one."""
+"""Maximum number of accounts, at 300 bytes each. Beyond it, the tenant with the most accounts loses the one it used
+least recently."""
 
 
 @dataclass(slots=True)
@@ -255,7 +256,7 @@ class BudgetAccount:
 
     Attributes:
         price: The current λ.
-        decisions: Number of decisions since the target was set, without the control group's.
+        decisions: Number of decisions since the target was set, excluding the control group's.
         spent: Total cost of these decisions: realised if known, otherwise predicted.
         known: Number of decisions with known correctness.
         predicted: Sum of these decisions' predicted accuracies.
@@ -282,7 +283,7 @@ class BudgetAccount:
 
     @property
     def optimism(self) -> float:
-        """Return the ratio of true to predicted accuracy, at most 1: the best of many predictions is often too high."""
+        """Return the ratio of true to predicted accuracy, capped at 1. The best of many predictions is often high."""
         return min(1.0, (self.correct + TRUST) / (self.predicted + TRUST))
 
     def judged(self, predicted: float, correct: float) -> None:
@@ -301,7 +302,7 @@ class BudgetAccount:
 
 @lru_cache(maxsize=4096)
 def _account(tenant: str, key: str) -> tuple[str, str]:
-    """Return an account's id. It is cached so that an account's open decisions, which may be many, share one object."""
+    """Return an account's id, cached so that an account's open decisions, which may be many, share one object."""
     return tenant, key
 
 
@@ -315,9 +316,9 @@ class Pacer:
 
     Attributes:
         factors: The current price factors, or prices, of the models.
-        recent: The windows on which targets are met.
-        accounts: The accounts, by tenant and key.
-        open: The account, the predicted cost and the predicted accuracy of each decision without an outcome.
+        recent: The windows of contexts on which targets are to be met.
+        accounts: The accounts, keyed by tenant and objective.
+        open: For each decision without an outcome, its account, predicted cost and predicted accuracy.
     """
 
     def __init__(self, predict: Callable[[Matrix], Forecast | None], *, reachable: bool) -> None:
@@ -347,7 +348,7 @@ class Pacer:
         return shadow_price_for_accuracy(forecast, share, reachable=self._reachable)
 
     def shortfall(self, target: Target) -> float | None:
-        """Return the closest feasible value for an infeasible target; None for a feasible one or without outcomes.
+        """Return the closest feasible value for an infeasible target; None if it is feasible or nothing is learned yet.
 
         The value is the smallest mean cost, or the largest share of the best possible accuracy, on the tenant's window.
         """
@@ -365,12 +366,12 @@ class Pacer:
         return most if most < target.accuracy else None
 
     def forecast(self, tenant: str = "") -> Forecast | None:
-        """Return the predictions of every available action for a tenant's window; None if that is empty."""
+        """Return the predictions of every available action for a tenant's window; None if the window is empty."""
         window = self.recent.window(tenant)
         return self._predict(np.array(window)) if window else None
 
     def decided(self, target: Target, query_id: str, cost: float, accuracy: float) -> None:
-        """Record a decision; compute λ again if that is due.
+        """Record a decision, and compute λ again if that is due.
 
         Args:
             target: The target of the decision's objective.
@@ -428,7 +429,7 @@ class Pacer:
             account.judged(accuracy, correct)
 
     def status(self, target: Target) -> BudgetStatus | None:
-        """Return the mean results of all tenants' decisions under an objective; None before this tenant's first one."""
+        """Return the mean results of all tenants' decisions under an objective; None before this tenant's first."""
         own = self.accounts.get(target.account_id)
         if own is None or not own.decisions:
             return None
@@ -463,10 +464,10 @@ class Pacer:
     def _optimism(self, target: Target, forecast: Forecast) -> float:
         """Return the factor by which to correct the predicted accuracy of the choices, relative to the best accuracy.
 
-        Without a history, both accuracies are predicted from the same few outcomes and are equally too high. If only
-        that of the choices were corrected, the target would seem out of reach, λ would fall to 0, and any cost would be
-        paid for no gain. If answers are rarely right, this is intended: every model has to be tried, even the most
-        expensive one.
+        Without a history, both accuracies are predicted from the same few outcomes, and both are too high by the same
+        factor. If only that of the choices were corrected, the target would seem out of reach, λ would fall to 0, and
+        any cost would be paid for no gain. That is intended only while answers are rarely right, because every model
+        then has to be tried, even the most expensive one.
         """
         account = self._account_of(target)
         rare = account.correct < RARE * account.known
@@ -477,7 +478,7 @@ class Pacer:
 
 
 def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:
-    """Return which account to evict, given all in LRU order: the first account of the tenant with the most accounts.
+    """Return the account to evict, given all in LRU order: the first account of the tenant with the most accounts.
 
     >>> spare({("shop", "careful"): 1, ("evil", "1"): 2, ("evil", "2"): 3})
     ('evil', '1')

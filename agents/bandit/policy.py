@@ -33,9 +33,9 @@ OutcomeKind = Literal["reward", "correction", "cost", "failure"]
 class Objective:
     """Weights of the reward's terms: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4 with a shadow price λ).
 
-    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped, because only if it is linear in log C
-    can the objective be changed exactly. Weights are normalised to sum to 1; otherwise they would change the meaning of
-    α.
+    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped: it must stay linear in log C for
+    objectives to be changed exactly. Weights are normalised to sum to 1, because their scale would otherwise change the
+    meaning of α.
 
     >>> Objective(correct=1, score=1, cost=2, log_cost_min=0.0, log_cost_max=2.0).coefficients.tolist()
     [0.25, 0.25, -0.25, 0.5]
@@ -100,7 +100,7 @@ class Target:
     Attributes:
         key: Identity of the objective.
         mean_cost: Mean cost per query, in eFLOPs or USD.
-        accuracy: Share of the accuracy that is predicted to be achievable.
+        accuracy: Requested share of the accuracy that is predicted to be achievable.
         tenant: The tenant on whose queries the target is to be met.
     """
 
@@ -168,8 +168,8 @@ class Context:
 
     Attributes:
         query_id: Id of the query, or of a further attempt at it. Every random draw is derived from this id.
-        drawn: Whether its cohort is drawn. A further attempt keeps the cohort of the first.
-        baseline: The action to take until the policy knows whether any answer was right; empty for none.
+        drawn: Whether to draw its cohort; False for a further attempt, which keeps the cohort of the first.
+        baseline: The action to take until the correctness of some answer is known; empty for none.
         categories: The request's categories, each as `key=value`. Policies may ignore them.
     """
 
@@ -183,7 +183,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One scored action: predicted mean, width α·√(xᵀA⁻¹x), and the score that ranked it."""
+    """One scored action: predicted mean, confidence width α·√(xᵀA⁻¹x), and the score that ranked it."""
 
     action_id: str
     mean: float
@@ -339,12 +339,12 @@ class Observation:
 class Prediction:
     """A policy's predictions for the allowed actions of one context, and the probability of choosing each.
 
-    Recorded randomisation (`agents.bandit.exploration`) consists of functions from one prediction to another.
+    The functions that add randomisation (`agents.bandit.exploration`) map one prediction to another.
 
     Attributes:
         query_id: Id of the context's query.
         action_ids: The n actions.
-        mean, width: Predicted mean and width of the reward under the objective, shape (n,).
+        mean, width: Predicted mean and confidence width of the reward under the objective, shape (n,).
         score: The scores that rank the actions, shape (n,).
         chosen: Index of the drawn action; without randomness, of the action with the best score.
         probability: Probability of each action, shape (n,); None if unknown.
@@ -376,7 +376,7 @@ class Prediction:
 
 
 def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
-    """Return the random stream of one query and purpose, the same on every machine and in any batch."""
+    """Return the random generator for one query and purpose. It is the same on every machine and in any batch."""
     digest = hashlib.blake2b(f"{seed}\x1f{purpose}\x1f{query_id}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
@@ -410,13 +410,13 @@ class Traits:
 
 
 class Refits:
-    """When a policy is refitted, which takes a while, and the estimates of each refit. This base class never refits.
+    """The schedule of a policy's refits, which are slow, and their estimates. This base class never refits.
 
     Attributes:
-        results: The estimates, by number of outcomes. The owner of the policy's log removes them from here and writes
-            them to the log. Before it folds the log it puts them back, and refits use them instead of estimating again,
-            because estimates may differ between processors. Each result identifies its history; for any other history,
-            the policy estimates again.
+        results: The estimates, keyed by number of outcomes. The owner of the policy's log moves them from here to the
+            log and puts them back before it folds the log. Refits then reuse them, because estimates made again may
+            differ between processors. Each result identifies its history; for any other history, the policy makes new
+            estimates.
     """
 
     def __init__(self) -> None:
@@ -445,7 +445,7 @@ class TargetSolver(Protocol):
 
 @runtime_checkable
 class Policy(Protocol):
-    """The protocol of all policies. One contract suite tests every implementation.
+    """The protocol of all policies. A single contract test suite covers every implementation.
 
     Attributes:
         name: Name of the policy in Decisions and saved states.
@@ -476,7 +476,7 @@ class Policy(Protocol):
         ...
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Choose from exactly these actions from now on. Outstanding rewards of removed actions are still learned.
+        """Set the actions that may be chosen from now on. Outstanding rewards of removed actions are still learned.
 
         Args:
             actions: The available actions.
@@ -491,9 +491,9 @@ class Policy(Protocol):
     ) -> list[Prediction]:
         """Predict the reward of every allowed action for every context, and draw one action each. No state changes.
 
-        It takes the objectives because each policy sums the weighted terms in its own order, which affects the last
-        bit. It takes the seed because some policies sample their predictions: Thompson sampling draws θ, and k-NN draws
-        which of several equally near neighbours count.
+        The objectives are arguments because each policy sums the weighted terms in its own order, which affects the
+        last bit. The seed is an argument because some policies sample their predictions: Thompson sampling draws θ, and
+        k-NN draws which of several equally near neighbours count.
         """
         ...
 
@@ -509,11 +509,11 @@ class Policy(Protocol):
         ...
 
     def left_out(self) -> Sequence[str]:
-        """Return the categories of requests for which there is no room; none if the policy uses no categories."""
+        """Return the request categories for which there is no room; none if the policy uses no categories."""
         ...
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Record decisions. They advance the decision clock and may count in widths and in the accounts of targets.
+        """Record decisions. They advance the decision clock and may count in confidence widths and targets' accounts.
 
         An abandoned decision stops counting in widths and is settled in its account; the clock does not change.
         """

@@ -29,7 +29,7 @@ BATCH: Final = 64
 """Maximum number of rows added in one rank-k step; more would need larger buffers for no gain."""
 
 DRIFT: Final = 1e-10
-"""Residual |A·A⁻¹x - x| / |x| above which A is factorised again; scores are accurate to 1e-9."""
+"""Residual |A·A⁻¹x - x| / |x| above which A is factorised again. Below it, scores are accurate to 1e-9."""
 
 THIN: Final = 1e-6
 """Smallest 1 - xᵀA⁻¹x at which removing a row by Sherman-Morrison keeps ten digits. Below it, A is factorised again."""
@@ -160,7 +160,7 @@ class Gram:
         self.factorise()
 
     def widen(self, action_dim: int, kept: Sequence[int]) -> None:
-        """Resize the action block: old columns move to positions `kept`, and every other new column starts at λ."""
+        """Resize the action block: old columns move to positions `kept`, and new ones get λ on the diagonal."""
         self.flush()
         old, places = self.a, np.concatenate([np.arange(self.q), self.q + np.asarray(kept, dtype=np.intp)])
         self.e = action_dim
@@ -183,7 +183,10 @@ class Gram:
         self.factorise()
 
     def settle(self) -> None:
-        """Recompute everything as `restore` would, because rank-one steps give A⁻¹ the same digits but other bits."""
+        """Refactorise from scratch, as `restore` does.
+
+        Rank-one updates leave A⁻¹ numerically equal but not bit-identical to a fresh factorisation.
+        """
         self.flush()
         self.factorise()
 
@@ -293,16 +296,16 @@ class Gram:
 
 # Ridge regression with few dimensions, row by row: A = Λ + Σ w x xᵀ, B = Σ w x tᵀ and Θ = A⁻¹B, with a diagonal Λ.
 #
-# `Gram` is fast at a thousand dimensions and exact up to rounding. `Ridge` is exact to the bit: a row is added by the
-# same operations whether alone or in a batch, live or from the log, and the inverse is saved with the state. So
-# everything computed from it, such as λ, is the same after a recovery as without one.
+# `Gram` is fast at a thousand dimensions, but how rows are batched changes its last bits. `Ridge` does not depend on
+# batching: a row is added by the same operations whether alone or in a batch, live or from the log, and the inverse is
+# saved with the state. Everything computed from it, such as λ, is therefore the same with and without a recovery.
 #
 # Only one triangle of A and of A⁻¹ is updated, read and saved. Two would not stay symmetric, because BLAS may use a
 # fused multiply-add for a - x·y in some entries and not in others (OpenBLAS's `dger` on Haswell does).
 
 REFRESH: Final = 1000
 """Number of rows between two factorisations of A. At 150 dimensions, the inverse drifts by 1e-12 over this many
-rank-one steps."""
+rank-one updates."""
 
 
 class Ridge:
@@ -335,12 +338,12 @@ class Ridge:
     def arrange(self, before: Sequence[int], after: Sequence[int], penalties: Vector) -> None:
         """Move some dimensions, drop the others, and add new ones in between.
 
-        If no dimension is dropped, or all rows are zero in the dropped ones, every remaining number keeps its bits.
+        If no dimension is dropped, or all rows are zero in those dropped, the remaining numbers stay bit-identical.
 
         Args:
             before: The dimensions to keep, ascending.
             after: Their new positions, ascending.
-            penalties: One for each of the resulting dimensions; only those of new dimensions are used.
+            penalties: One penalty for each resulting dimension; only those of new dimensions are used.
         """
         old, new = np.asarray(before, dtype=np.intp), np.asarray(after, dtype=np.intp)
         kept, to = np.ix_(old, old), np.ix_(new, new)
@@ -356,7 +359,7 @@ class Ridge:
             self.factorise()
 
     def repenalise(self, first: int, added: Vector) -> None:
-        """Add to the penalties of the dimensions from `first` on. Negative numbers weaken them."""
+        """Add to the penalties of the dimensions from `first` on. Negative values reduce them."""
         at = np.arange(first, self.dim)
         self.a[at, at] += added
         self.factorise()
@@ -387,7 +390,7 @@ class Ridge:
             self.factorise()
 
     def enter(self, a: Matrix, penalties: Vector, b: Matrix) -> None:
-        """Forget all rows and start from these Σ x xᵀ, penalties and Σ x·targetᵀ."""
+        """Discard all rows and start from the given Σ x xᵀ (`a`), penalties, and Σ x·targetᵀ (`b`)."""
         self.a = a.copy()
         self.a[np.diag_indices(len(a))] += penalties
         self.b = b.copy()
@@ -463,7 +466,7 @@ def inverted(a: Matrix) -> Matrix:
     if info:
         raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
     half, _ = lapack.dpotri(low, lower=1, overwrite_c=1)
-    half += 0.0  # turns -0.0 into 0.0, so that equal states have equal bytes
+    half += 0.0  # turns -0.0 into 0.0, so that equal states are bit-identical
     np.copyto(half.T, half, where=np.tri(len(half), k=-1, dtype=bool))
     return np.asarray(half.T)  # row-major, as every other matrix
 

@@ -1,7 +1,7 @@
 """A prior from history: a complete initial state for the contextual policy.
 
-`Contextual.relearn` makes it: first the anchors and the directions, then the variances, then A₀ and B₀ from the
-history's rows. Because traffic may differ from history, all outcomes together count as at most `cap` observations. This
+`Contextual.relearn` computes it: first the anchors and the directions, then the variances, then A₀ and B₀ from the
+history's rows. Because traffic may differ from history, all outcomes together weigh at most `cap` observations. The cap
 leaves the predictions unchanged and reduces their certainty.
 """
 
@@ -28,7 +28,7 @@ def teach(
     cap: float = CAP,
     cost_basis: Mapping[str, float | str] | None = None,
 ) -> bytes:
-    """Let a new policy learn a history; return its state, the prior.
+    """Train a new policy on a history; return its state, which is the prior.
 
     Args:
         policy: A policy with its actions added and nothing learned.
@@ -66,7 +66,7 @@ def begin(policy: Policy, prior: bytes, actions: Sequence[ActionVector]) -> None
     inner = policy.inner if isinstance(policy, Explored) else policy
     _require_fit(prior, *header(inner.state()), actions)
     inner.load(prior)
-    inner.offer([])  # the first `offer` comes next
+    inner.offer([])  # the caller offers the actions next
     if isinstance(policy, Explored):
         policy.decisions = policy.warm_up
 

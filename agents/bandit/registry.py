@@ -1,10 +1,10 @@
-"""The registry of policies by name. Each policy's file registers the policy and its options; all else is derived.
+"""The registry of policies, keyed by name. Each policy's module registers the policy and its options.
 
     @register_policy("knn", KNNOptions)
     def _knn(options: KNNOptions, on: Inputs) -> Policy:
         return KNN(on.features(options), options.k)
 
-The service and `experiments` build policies by these names, settings are validated against these options, and a test
+The service and `experiments` build policies from these names, settings are validated against these options, and a test
 compares them with the table in the documentation. A new policy needs one file here, listed in `_import_all`, and one
 row in docs/policies.md.
 """
@@ -30,12 +30,12 @@ from schemas.objective import CostUnit
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of every policy; a policy's own options extend them.
+    """Options common to all policies; a policy's own options extend them.
 
     Attributes:
         floor: ε of the recorded exploration floor.
         warm_up: Uniform rounds at the start; 50 in the paper's experiments.
-        control_share: Share of the queries that get `control_action`, whatever the policy prefers.
+        control_share: Share of the queries that get `control_action`, regardless of the policy.
         control_action: The action of the control group, `model/qp/cp/bs`. Unless a verifier scores all models, it is
             also the baseline, which all queries get until the correctness of some answer is known.
         control_salt: Secret that determines membership in the control group, so that nobody can pick an id to get in.
@@ -88,12 +88,12 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a policy besides its options.
+    """What the factory of a policy needs besides the policy's options.
 
     Attributes:
         query_dim: Length of s_q.
         action_dim: Length of s_a; with one-hot features, the maximum number of actions that can ever be added.
-        encoder: Identity of the encoder of both; a prior from a different encoder is rejected.
+        encoder: Identity of the encoder of s_q and s_a; a prior from a different encoder is rejected.
         unit: Unit of costs. In USD, a policy that applies prices when it decides learns tokens instead of costs.
     """
 
@@ -146,7 +146,7 @@ def register_policy(name: str, options: type[O]) -> Callable[[Callable[[O, Input
 
 
 def kinds() -> Mapping[str, Kind]:
-    """Return every policy by name."""
+    """Return all registered policies, keyed by name."""
     _import_all()
     return _KINDS
 
@@ -157,7 +157,7 @@ def _import_all() -> None:
         importlib.import_module(f"agents.bandit.{name}")
 
 
-# Building a policy from its name and options. The service and `experiments` both use this function.
+# Building a policy from its name and options, for both the service and `experiments`.
 #
 # The defaults are the paper's, except for `reward`, because one column of b per reward term lets objectives change
 # without relearning.
@@ -168,7 +168,7 @@ def options_of(name: str, given: Mapping[str, Any] | None = None) -> Options:
 
     Args:
         name: The policy's name.
-        given: Options by name, as parsed from JSON.
+        given: Values of options, keyed by name, as parsed from JSON.
 
     Raises:
         PolicyRefused: The policy or an option is unknown, or a value is out of range; the message names it.

@@ -1,4 +1,4 @@
-"""Estimates of the variances of the contextual policy's coefficients, one for each block of columns."""
+"""Estimates the prior variances of the contextual policy's coefficients, one for each block of columns."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from agents.bandit.posterior import inverted
 # others do not. The variances maximise the marginal likelihood of the outcomes (MacKay's fixed point), with defaults
 # from other fleets weighing as much as three coefficients.
 #
-# Outcomes of one question share an effect of the question, and outcomes of one model on it share an effect of the pair.
-# Such outcomes contain more information about differences between actions than independent outcomes would, and less
-# about the level of each action. So rows, pairs and questions have noise variances of their own.
+# Outcomes for one question share an effect of the question, and those that also have the same model share an effect of
+# the pair. Such outcomes say more about differences between actions than independent outcomes would, and less about the
+# level of each action. Rows, pairs and questions therefore have separate noise variances.
 
 BELIEF: Final = 3.0
-"""Weight of a block's default variance, in coefficients."""
+"""Weight of a block's default variance, as a number of coefficients."""
 
 BELIEF_NOISE: Final = 20.0
-"""Weight of the prior noise, in outcomes."""
+"""Weight of the prior noise, as a number of outcomes."""
 
 ROUNDS: Final = 20
 """Number of fixed-point iterations for a history. Each inverts A once."""
@@ -35,7 +35,7 @@ ROUNDS_OF_LAST: Final = 10
 """Number of fixed-point iterations for the variances of the last blocks, given the others."""
 
 FLAT: Final = 1e-7
-"""Smallest variance of a block, and smallest noise."""
+"""Lower bound of every block's variance and of every noise variance."""
 
 USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "one × constant": (0.1, 0.1),
@@ -59,7 +59,7 @@ USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "model × category": (0.02 / 16, 0.02 / 16),
 }
 """Generic prior: default variances of each block's coefficients, for accuracy and for cost in units of the anchors. For
-categories, a factor was chosen on halves of history (`experiments/CRITERIA.md`)."""
+categories, the factor 1/16 was chosen on halves of a history (`experiments/CRITERIA.md`)."""
 
 
 MEANS: Final[Mapping[str, tuple[float, float]]] = {"size": (0.12, 0.0)}
@@ -93,7 +93,7 @@ class Evidence:
         count: Number of rows.
         noise: The current estimate of the noise variance.
         leaves: Columns of features that exclude each other, such as the models', shape (M, r): no row has non-zero
-            values in two of these M groups. Empty if rows may.
+            values in two of these M groups. Empty if there are no such columns.
     """
 
     gram: Matrix
@@ -104,7 +104,7 @@ class Evidence:
     leaves: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.intp))
 
     def of(self, columns: int) -> Evidence:
-        """Return the same sums for the first columns of x alone."""
+        """Return the same sums, restricted to the first columns of x."""
         if columns == len(self.gram):
             return self
         gram = np.ascontiguousarray(self.gram[:columns, :columns])
@@ -117,7 +117,7 @@ class Evidence:
         return self._noise(rest + float(np.sum(inverse * self.gram)))
 
     def noise_alone(self, theta: Vector, variances: Vector, noise: float, penalties: Vector) -> float:
-        """Return the noise variance if there is no other evidence, given the coefficients' posterior variances alone.
+        """Return the noise variance, if this is the only evidence, from posterior variances without covariances.
 
         Args:
             theta: Posterior means of the coefficients.
@@ -213,7 +213,7 @@ def estimated(
         evidence: The sums of each kind of evidence.
         blocks: The block of each column.
         term: Which defaults apply: those of accuracy (0) or of cost (1).
-        known: Variances to keep, and the noise variances to start from.
+        known: Block variances to keep, and noise variances to start from; None to estimate all of them.
     """
     names = list(dict.fromkeys(blocks))
     place = {name: i for i, name in enumerate(names)}
@@ -246,10 +246,10 @@ def _maximised(tau: Vector, of: np.ndarray, theta: Vector, variances: Vector, us
 def estimated_with_last(
     evidence: Sequence[Evidence], blocks: Sequence[str], first: int, term: int
 ) -> Variances:
-    """Estimate the variances of all blocks, those of the last blocks given the others, and the noise variances.
+    """Estimate the noise variances and the variances of all blocks, those of the last blocks given the others.
 
-    Effects that the other blocks can explain are attributed to them. So columns that add nothing, such as those of
-    categories that the text shows anyway or that are irrelevant, get next to no variance.
+    Effects that the other blocks can explain are attributed to those blocks. Columns that add nothing, such as those
+    of categories that are irrelevant or already evident from the text, therefore get next to no variance.
 
     Args:
         evidence: The sums of each kind of evidence.
@@ -284,7 +284,7 @@ def estimated_last(
 
 
 def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targets: Matrix) -> list[Evidence]:
-    """Return the sums over the separate effects of rows, models and questions.
+    """Return separate sums for the effects of rows, of models within questions, and of questions.
 
     Args:
         features: The features, which compute x.
@@ -306,7 +306,7 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
     dim, terms = features.dim, targets.shape[1]
     sums = [(np.zeros((dim, dim)), np.zeros((dim, terms)), np.zeros(terms)) for _ in range(3)]
     counts = [len(order), int(np.count_nonzero(np.diff(group, prepend=-1))), len(begins)]
-    # The first level is left out, with its sums, if its rows do not deviate from the second.
+    # The first level is skipped if its rows do not deviate from the second.
     held = (counts[0] > counts[1], True, True)
     root = np.sqrt(history.weights)
     for first in range(0, len(begins), CHUNK):
@@ -350,7 +350,7 @@ def _evidence_of_separate(
     for place, action in enumerate(actions):
         own = z[history.action == action]
         sums[place], moments[place] = own.T @ own, own.T @ targets[history.action == action]
-    # All features are multiplied by z, and those without the shapes by the categories.
+    # All features are multiplied by z, and all except the shapes by the categories.
     sides = features.sides[actions]
     parts = [(sides, slice(0, rank))]
     if count > rank:
@@ -379,4 +379,4 @@ def _means(x: Matrix, y: Matrix, starts: np.ndarray) -> tuple[Matrix, Matrix]:
 
 
 CHUNK: Final = 64
-"""Number of questions whose rows are in memory at a time."""
+"""Number of questions whose rows are held in memory at a time."""

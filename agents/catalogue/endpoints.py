@@ -111,7 +111,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def of_chat(self) -> dict[str, Any]:
-        """Return the fields that are only for kind chat and differ from their defaults, by name."""
+        """Return the chat-only fields (`kind: chat`) that differ from their defaults, keyed by name."""
         return {name: mine for name, usual in _OF_CHAT.items() if (mine := getattr(self, name)) != usual}
 
 

@@ -11,7 +11,7 @@ from schemas.query import GATEWAY, Query
 from schemas.record import MAX_NAME
 
 MOST_VALUES: Final = 64
-"""Maximum number of values over all keys. Each value adds at least one coefficient per model."""
+"""Maximum number of values of all keys together. Each value adds at least one coefficient per model."""
 
 OWN: Final = "request."
 """Prefix of the categories that are derived from the request itself; no metadata key may start with it."""

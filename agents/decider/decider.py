@@ -119,7 +119,7 @@ def resend_decision(context: QueryContext, value: bytes) -> Decided:
 
 
 def reject_ended(context: QueryContext, place: tuple[int, int]) -> Decided:
-    """Return the result for a Context whose query has ended and lost its row: nothing, or DuplicateQuery."""
+    """Return the result for a Context whose query has ended and whose row was removed: nothing, or DuplicateQuery."""
     partition, offset = place
     if (context.origin.partition, context.origin.offset) == place:
         return Decided(context.query_id)
@@ -591,12 +591,12 @@ class Decider:
         price_factors: Mapping[str, Rate] | None = None,
         baseline: str = "",
     ) -> list[tuple[bytes, bytes]]:
-        """Offer exactly these actions; return the new rows, which must be written before deciding.
+        """Make exactly these actions available; return the new rows, which must be written before deciding.
 
-        An action keeps the vector of its first appearance, because every x in A was computed with it.
+        An action keeps the vector from its first appearance, because every x in A was computed with that vector.
 
         Args:
-            actions: The actions to offer.
+            actions: The available actions.
             price_factors: What each model charges; a model not listed charges 1 per eFLOP.
             baseline: The action to take until the policy has learned from a graded answer; empty for none.
         """
@@ -699,7 +699,7 @@ class Decider:
         attempts: int,
         timer: Timer = untimed,
     ) -> list[Followed]:
-        """End the row of each failed attempt, and decide again for its query without the models that failed.
+        """Close the row of each failed attempt, and decide again for its query without the models that failed.
 
         Args:
             failures: The failures, in offset order.
@@ -838,7 +838,7 @@ class Decider:
         return results
 
     def _estimated(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the rows of the estimates that the policy has made since the last call."""
+        """Return rows with the estimates that the policy has made since the last call."""
         size = min(REFIT_BYTES, self.limit // 2)
         found = [
             row
@@ -885,7 +885,7 @@ class Decider:
             return Followed(query_id, encode(decision), decision.group)
         row = self._row(attempt_id(query_id, attempt), rows)
         if row is None:
-            # A log that was reset has no row for the query, but the query must still end.
+            # After a reset, the log has no row for the query, but the query must still get an Answer.
             return Followed(query_id, answer=None if self.ended.find(query_id) else record.answer)
         if row.failure_offset == failure.offset:
             return Followed(query_id, answer=record.answer)

@@ -1,7 +1,8 @@
-"""Failed attempts: the attempt's row ends, and another model is chosen for the query if any can answer.
+"""Failed attempts: close the attempt's row, and pick another model if any can answer.
 
 The executor writes an AttemptFailed instead of an Answer, and only the decider acts on it. The result is either one
-further Decision or the Answer that the record carries. The row says which, so a redelivered record has the same result.
+further Decision or the Answer that the record carries. The rows record which of the two happened, so redelivering the
+record has the same outcome.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from schemas.failure import EarlierAttempt
 from schemas.query import Query, QueryContext
 
 ERROR: Final = 200
-"""Maximum characters of an error that later records repeat."""
+"""Maximum number of characters of an error that later records repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An AttemptFailed with what the decider needs to know to act on it.
+    """An AttemptFailed with everything the decider needs to act on it.
 
     Attributes:
         record: The record.
@@ -83,7 +84,7 @@ class Before:
 
     @classmethod
     def of(cls, decision: Decision, failure: Failure) -> Before:
-        """Build it from a Decision and the failure of its attempt."""
+        """Return what the attempt after a failed one inherits, from its Decision and its failure."""
         answer = failure.record.answer
         attempt = EarlierAttempt(
             attempt=decision.attempt,

@@ -17,7 +17,7 @@ from agents.bandit.errors import CorruptState
 from schemas.failure import attempt_id
 
 # A row may wait for its reward for weeks, and a snapshot is written every few minutes. A chunk has one row per line and
-# is stored under the SHA-256 of its bytes. When a row changes or ends, its line becomes invalid; the snapshot says
+# is stored under the SHA-256 of its bytes. When a row changes or ends, its line becomes invalid; the snapshot records
 # which lines are valid. Chunks with few valid lines are compacted into new ones, a few at a time, so each snapshot
 # writes the rows that are new since the last, and at most `MOVED` chunks more.
 
@@ -171,7 +171,7 @@ _LINES: Final = msgspec.json.Decoder(_Line)
 
 
 class HeldRows(Mapping[bytes, bytes]):
-    """The open rows of a snapshot by key, read from its chunks on demand. If read in order, each chunk is loaded once.
+    """The open rows of a snapshot, keyed by row key and read on demand. If read in order, each chunk is loaded once.
 
     Attributes:
         chunks: The chunks, which the next snapshot extends.

@@ -23,7 +23,7 @@ from agents.bandit.policy import (
 )
 from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, RefitRow, Row
 
-# Offers: which actions were available when, and how a policy learns of it.
+# Offers: which actions were available at which time, and how a policy is given them.
 
 NO_OFFER: Final = OfferRow(seq=-1, actions=())
 """The offer in force before the first one."""
@@ -35,7 +35,7 @@ def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> No
     Args:
         policy: The policy.
         row: The offer.
-        actions: Every action ever added, by id.
+        actions: Every action ever added, keyed by id.
     """
     policy.offer([actions[action_id].vector() for action_id in row.actions], row.price_factors)
 
@@ -69,7 +69,7 @@ def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
 
 
 def refits_of(rows: Iterable[AnyRow], after: int = -1) -> dict[int, bytes]:
-    """Return the refit results in a log, by number of outcomes; incomplete ones are omitted.
+    """Return the refit results in a log, keyed by number of outcomes; incomplete ones are omitted.
 
     Args:
         rows: Rows in any order. Earlier parts of a rewritten result may remain; the newest count.
@@ -178,8 +178,8 @@ def fold(
         policy: The policy, with the actions of the log added, in its initial state or that of a snapshot.
         rows: Rows in any order.
         after: Last sequence number that the policy's state already contains; -1 for none.
-        actions: Every action of the log by id, for policies whose state depends on the available actions; None skips
-            offers.
+        actions: Every action in the log, keyed by id, for policies whose state depends on the available actions; None
+            skips offers.
     """
     whole = list(rows)
     if actions and not policy.traits.order_free:

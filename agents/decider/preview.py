@@ -1,7 +1,7 @@
 """What the policy would choose for a query now, with every configuration's predicted terms. No state changes.
 
-A preview uses the random streams of one fixed id, `PREVIEW`, so it uses up no query's randomness and does not reveal
-which ids belong to the control group. The randomisation around the policy (warm-up, exploration floor, control group)
+A preview draws its randomness from one fixed id, `PREVIEW`, so it does not affect any query's draws or reveal which
+ids belong to the control group. The randomisation around the policy (warm-up, exploration floor, control group)
 appears in the propensities instead.
 """
 
@@ -94,7 +94,7 @@ class Preview(Struct, frozen=True, kw_only=True):
 
 
 def anonymous(query: Query) -> Query:
-    """Return a query under the id of previews."""
+    """Return a copy of a query under the id that previews use."""
     return msgspec.structs.replace(query, query_id=PREVIEW)
 
 
@@ -160,7 +160,7 @@ def offering(
     price_factors: Mapping[str, Rate],
     baseline: str = "",
 ) -> Decider:
-    """Return a learner for previews that already offers these actions before the real learner does.
+    """Return a learner for previews in which these actions are available before the real learner has them.
 
     It has a copy of the policy and shares the rest. Use it for previews only, and only until the learner changes.
     """

@@ -134,7 +134,7 @@ def restore(
         policy.refits.results.update(logged := refits_of(own.values(), after))
         folded = fold(policy, [*rows, *offers], after, actions)
         for outcomes, result in logged.items():
-            # Other estimates stay and are written, because the log has none, incomplete ones, or another history's.
+            # Other estimates stay and are written: the log has none, incomplete ones, or another history's.
             if policy.refits.results[outcomes] == result:
                 del policy.refits.results[outcomes]
     except (DeciderError, KeyError, ValueError) as error:

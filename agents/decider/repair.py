@@ -44,7 +44,7 @@ class Refused:
 
     Attributes:
         key: Key of the record to leave out; None if a row is missing.
-        what: What is wrong, in words.
+        what: Description of the fault.
         among_snapshots: Whether the record is in the snapshots' topic instead of the log.
     """
 

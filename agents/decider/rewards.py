@@ -150,7 +150,7 @@ def _weighed(row: Row, shares: TeachingShares, change: dict[str, Any]) -> int:
 
 
 def _differs(row: Row, reward: Reward) -> bool:
-    """Return whether a reward contradicts the applied one of the same kind. Its worker had then lost the partition."""
+    """Return whether a reward contradicts the applied one of its kind, because its worker had lost the partition."""
     pairs = [(row.correct, reward.correct)]
     # Other kinds have no score, and a row from which nothing was learned has neither score nor cost.
     if row.kinds[0] == reward.kind and row.stage not in ("failed", "abandoned"):
@@ -159,7 +159,7 @@ def _differs(row: Row, reward: Reward) -> bool:
 
 
 def _counts_as_wrong(reward: Reward, rules: RewardRules) -> bool:
-    """Return whether missing feedback counts as a wrong answer, which it does not if the wait was cut short."""
+    """Return whether missing feedback counts as a wrong answer. If the wait was cut short, it does not."""
     return reward.kind == "default" and rules.default == "wrong" and not reward.closed_early
 
 
@@ -177,7 +177,7 @@ def _resolved(
 
 
 def _abandoned(row: Row, seq: int, change: dict[str, Any]) -> tuple[Verdict, Move]:
-    """End a row from which nothing is learned."""
+    """Close a row from which nothing is learned."""
     return "abandoned", _move("abandoned", row, {**change, "stage": "abandoned", "ended_seq": seq})
 
 

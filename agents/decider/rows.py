@@ -1,6 +1,6 @@
 """The rows of the learner's log: one per decision, rewritten when a reward changes it, and one per offer of actions.
 
-State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`, with
+State is a fold over rows; no matrix is ever sent. A row is written when its decision is made (`pending`, with
 the whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward changes
 it. Each change has a sequence number in the total order of decisions and updates, so that the fold repeats the live
 run. A row also has the offsets of its sources. After a crash, they take precedence over the consumer group's commits.
@@ -16,8 +16,8 @@ run. A row also has the offsets of its sources. After a crash, they take precede
           is not its model's fault; the reward that closes its query
           with an earlier attempt────────────────────────────▶ abandoned   (nothing is learned)
 
-An action keeps its row even after its model is gone, because the rows of decisions refer to it. Each offer holds from
-its sequence number until that of the next.
+An action keeps its row even after its model is gone, because the rows of decisions refer to it. Each offer is valid
+from its sequence number until that of the next.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
 class OfferRow(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-offer.v1", tag_field="schema"
 ):
-    """The available actions from a sequence number on, with their prices. Key: OFFER_KEY + seq.
+    """The actions available from a sequence number on, with their prices. Key: OFFER_KEY + seq.
 
     Attributes:
         actions: Their ids.
@@ -200,7 +200,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         price_factor: Price of an eFLOP at the time: `log_cost` is ln(eFLOPs) plus its logarithm.
         tokens: If costs are in USD, the numbers of generated tokens and of prompt tokens that were billed.
         features: The request's categories, as in its Decision.
-        session: The session it is a turn of, likewise.
+        session: The session that the query is a turn of, as in its Decision.
     """
 
     query_id: str
@@ -261,7 +261,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
     @property
     def turn(self) -> Turn:
-        """Return it as a turn of its session, which it may not have."""
+        """Return this row as a turn of its session; the session is empty if there is none."""
         asked_ms = _TOLD.decode(self.decision).appended_ms if self.session else 0
         return Turn(self.session, self.action, asked_ms)
 

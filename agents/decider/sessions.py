@@ -1,6 +1,6 @@
-"""Conversations that stick to a configuration: what each session ran last.
+"""Sessions: the configuration that each conversation used last, so that its next turn can keep it.
 
-A switch in the middle of a conversation breaks a loop of tool calls, and costs the prompt cache of the model before.
+Switching models in the middle of a conversation breaks tool-call loops and loses the previous model's prompt cache.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agents.bandit.policy import Choice
 from schemas.query import Query
 
 MOST: Final = 10_000
-"""Maximum number of remembered sessions: a snapshot of the learner has all of them, in about 60 bytes each."""
+"""Maximum number of remembered sessions. A snapshot of the learner stores all of them, at about 60 bytes each."""
 
 
 class Turn(NamedTuple):
@@ -33,7 +33,7 @@ class Turn(NamedTuple):
 
 
 class Sessions:
-    """The last turns of the latest sessions. They depend only on the order of the log, so a recovery has the same."""
+    """The last turns of the latest sessions. They depend only on the order of the log, so a recovery restores them."""
 
     def __init__(self, turns: Iterable[Turn] = (), most: int = MOST) -> None:
         self._most = most
@@ -42,7 +42,7 @@ class Sessions:
             self.add(turn)
 
     def add(self, turn: Turn) -> None:
-        """Remember a turn; without a session, it is of none.
+        """Remember a turn as the last of its session; ignore it if it has no session.
 
         >>> sessions = Sessions([Turn("a", "m/1/1/1", 5), Turn("b", "m/1/1/1", 6)], most=2)
         >>> sessions.add(Turn("a", "n/1/1/1", 7))
@@ -62,19 +62,19 @@ class Sessions:
         return self._turns.get(session)
 
     def turns(self) -> tuple[Turn, ...]:
-        """Return the last turn of each session, in the order in which they were made."""
+        """Return the last turn of each session, oldest first."""
         return tuple(self._turns.values())
 
 
 def session_of(query: Query) -> str:
-    """Return a query's session, a digest scoped by its account; "" if it is in none."""
+    """Return a digest of a query's session, scoped by account; "" if the query has no session."""
     if query.session is None:
         return ""
     return hashlib.blake2b(f"{query.account}\0{query.session}".encode(), digest_size=8).hexdigest()
 
 
 def undrawn(choice: Choice) -> Choice:
-    """Return the choice of a turn that keeps its session's configuration: nothing was drawn, or compared with it."""
+    """Return the choice of a turn that keeps its session's configuration, without propensity or random draw."""
     return replace(
         choice, reason="session", propensity=None, propensity_draws=0, propensity_error=0.0, randomised=False
     )

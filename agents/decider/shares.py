@@ -11,14 +11,14 @@ from typing import Final
 from msgspec import Struct
 
 WINDOW: Final = 10_000
-"""Length of the window in outcomes, including those of a prior, which are the oldest."""
+"""Length of the window in outcomes. The outcomes of a prior are its oldest."""
 
 
 class Window(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The window as stored in a snapshot.
 
     Attributes:
-        prior: Number of outcomes from the prior that are still in it.
+        prior: Number of outcomes from the prior that are still in the window.
         outcomes: The others, oldest first, in 8 bytes each: a digest of the tenant, whose lowest bit is the weight.
     """
 

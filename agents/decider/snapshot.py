@@ -52,9 +52,9 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     """The record that makes a version complete. Key: SNAPSHOT_KEY + version + "/manifest".
 
     Attributes:
-        version: The sequence number up to which the state contains everything.
-        clock: Number of decisions by then.
-        context_offset, reward_offset, failure_offset: Newest offsets in it; -1 for none.
+        version: The last sequence number that the state contains.
+        clock: Number of decisions that the state contains.
+        context_offset, reward_offset, failure_offset: Newest offsets that the state contains; -1 for none.
         chunks: SHA-256 of each chunk, in order.
         sha256: SHA-256 of all chunks together.
         size: Bytes of all chunks together.
@@ -100,7 +100,7 @@ def kernel() -> str:
 
 
 def other_kernels(found: Iterable[Manifest]) -> list[str]:
-    """Return the kernels that computed snapshots and are not in use here, sorted."""
+    """Return the kernels that computed these snapshots but are not in use here, sorted."""
     return sorted({each.kernel for each in found} - {kernel(), ""}) if kernel() else []
 
 
@@ -128,7 +128,7 @@ def versions(records: Iterable[bytes]) -> set[int]:
 
 
 def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
-    """Return the undamaged manifests by version; their chunks are only verified by `read`."""
+    """Return the undamaged manifests, keyed by version; only `read` verifies their chunks."""
     found = {}
     for version in versions(records):
         try:
@@ -192,7 +192,7 @@ def digest(data: bytes) -> str:
 # Among N remembered ids, a new id is mistaken for one of them with probability N/2⁶⁴: 5·10⁻¹³ at ten million.
 
 ID_BYTES: Final = 16
-"""Bytes of an id: its digest, and its Query's partition and offset."""
+"""Bytes per id: its digest, and the partition and offset of its Query."""
 
 ARRAY_IDS: Final = 65_536
 """Ids of a full array: 1 MiB, a quarter of the record limit."""
@@ -515,7 +515,7 @@ class Snapshot:
 
     @property
     def version(self) -> int:
-        """Return the sequence number up to which it contains everything."""
+        """Return the last sequence number that the snapshot contains."""
         return self.manifest.version
 
 

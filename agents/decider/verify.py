@@ -118,7 +118,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
                 offer(policy, offered, actions)
         decided = [row for row in rows_of_kind if isinstance(row, Row)]
         if kind == "decided":
-            # These were decided together, so from one state, including λ.
+            # These were decided together from one state, including λ.
             yield from _compared(policy, decided, offered, seed)
             yield from _kept(decided, sessions)
         tell(policy, kind, decided)
@@ -150,9 +150,10 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
 
 
 def _kept(rows: Sequence[Row], sessions: Sessions) -> Iterator[Mismatch]:
-    """Yield the turns that do not keep what their session's last turn ran, from the state before the first of them.
+    """Yield the turns that do not keep the configuration of their session's last turn before this batch.
 
-    The log may no longer have that turn. How long a session keeps its configuration is a setting of the time.
+    The log may no longer have that turn. How long a session kept its configuration depends on a setting of
+    that time.
     """
     for row in rows:
         last = sessions.last(row.session)
