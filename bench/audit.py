@@ -1,6 +1,7 @@
 """Time and memory of an audit. A history is written to a broker or to files, and a new process audits it.
 
-With files, only the audit is measured; with a broker, reading from it is, too. A new process has a clean peak memory.
+With files, only the audit is measured; with a broker, reading from the broker is measured as well. The audit runs in a
+new process so that its peak memory includes nothing else.
 """
 
 import multiprocessing
@@ -56,7 +57,7 @@ def measure(
     """Return the result, time and memory of an audit.
 
     Args:
-        settings: The deployment's settings, of which the catalogue and the broker's address matter.
+        settings: The deployment's settings; only the catalogue and the broker's address matter.
         queries: Number of queries in the history.
         half: Length of s_q and of s_a; d is twice that.
         on_broker: Whether to write to the broker instead of files.

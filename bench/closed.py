@@ -1,9 +1,9 @@
 """The decider after many queries: memory, startup time, and whether duplicates of ended queries are recognised.
 
 The decider's own code (`Decider`, `LearnerLog`) writes the learner's log to a broker, row by row, with its snapshots
-and tombstones. Then a decider process starts from this log and reports the time it spends reading and folding. Of
-queries beyond `lived`, only the ids are recorded, as ended: these queries would not add to the policy's size, and their
-rows would have left the log.
+and tombstones. Then a decider process starts from this log and reports the time it spends reading and folding. For
+queries beyond `lived`, only the ids of ended queries are recorded, because such queries do not add to the policy's size
+and their rows would have left the log.
 
     python -m bench closed 1000000
     UNISCALE_SNAPSHOT_EVERY=0 python -m bench closed 10000 --lived 10000 --half 1024    # no snapshot
@@ -60,7 +60,7 @@ def measure(
     Args:
         settings: The deployment's settings, with the catalogue whose actions are chosen.
         queries: Number of ended queries.
-        lived: How many of the queries are decided and learned; only ids are recorded for the others.
+        lived: Number of these queries that are decided and learned from; for the others, only ids are recorded.
         half: Length of s_q and of s_a; d is twice that.
         say: Called with a line for each stage.
 
@@ -104,13 +104,13 @@ def measure(
 
 
 def _snapshot_every(settings: Settings, queries: int, lived: int) -> int:
-    """Return the configured interval, reduced if necessary, because recorded ids exist only in snapshots."""
+    """Return the configured interval, reduced if necessary so that the recorded ids get into a snapshot."""
     every = settings.policy.snapshot_every
     return every if lived == queries else min(every or lived, lived)
 
 
 class _Writer:
-    """Implements what `LearnerLog` needs from a runtime and its table, with one plain producer."""
+    """Stands in for the runtime and the table of a `LearnerLog`, with one plain producer."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.topics, self.service = settings, Topics(settings), "decider"
@@ -288,8 +288,8 @@ def _recovery_seconds(port: int) -> dict[str, float]:
 def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:
     """Send Contexts of ended queries, half of them with a new origin; return how many were refused as duplicates.
 
-    As long as its row is in the log, a Context with the original origin gets its Decision again, whose sequence number
-    is below `seq`.
+    A Context with the original origin gets its Decision again as long as the query's row is in the log. The sequence
+    number of that Decision is below `seq`.
 
     Raises:
         LookupError: no new query is decided, or a query that had ended is decided again.

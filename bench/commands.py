@@ -283,8 +283,8 @@ def measure_latency(ctx: click.Context, queries: int, kind: str | None, out: Pat
     """Measure the time of live queries by component, compared with the lab; print the table and write OUT.
 
     Starts a deployment with the catalogue's models and sends the demo's questions, one after another, with the
-    objective quality-priority, as the lab does. With `--broker none` it sends nothing, but reads the latest Answers of
-    the deployment at --bootstrap, whatever the load there.
+    objective quality-priority, as in the lab. With `--broker none` it sends nothing, but reads the latest Answers of
+    the deployment at --bootstrap, regardless of the load there.
     """
     from bench import latency
 
@@ -358,9 +358,9 @@ def streams(
     """Measure queries per second and the latency of each stage, with engines that answer at once; write OUT.
 
     Three configurations take turns: with the encoder, without it, and without it at one step per query. Apache Kafka is
-    measured if KAFKA_HOME names it or shared/kafka is beside the checkout. Then the catalogue's largest model runs on
-    vLLM, to measure the tokens per second of searches, and of bare vLLM given the same requests. OUT is written after
-    each part.
+    measured if KAFKA_HOME is set or shared/kafka is beside the checkout. Then the catalogue's largest model runs on
+    vLLM, to compare the tokens per second of searches with those of bare vLLM given the same requests. OUT is written
+    after each part.
     """
     from bench.engine import EnginePlan, measure_engine
     from bench.streams import StreamPlan
@@ -404,7 +404,7 @@ def _write(out: Path, found: dict[str, Any]) -> None:
 @click.option("--smoke", is_flag=True, help="Tiny sizes: shows that it runs, measures nothing.")
 @click.option("--row", nargs=2, metavar="ROW JSON", help="One row alone, in this process.")
 def measure_learner(out: Path, rounds: int, smoke: bool, row: tuple[str, str] | None) -> None:
-    """Measure the learner (decide, update, batches, recovery, memory and scaling) and public libraries; write OUT."""
+    """Measure the learner (decide, update, batches, recovery, memory, scaling) and public libraries; write OUT."""
     from bench import learner
 
     if row is not None:
@@ -436,7 +436,7 @@ def memory(
     ceiling: int | None,
     rows: int | None,
 ) -> None:
-    """Measure the memory of broker, services and engines together while questions of the demo are answered.
+    """Measure the memory of broker, services and engines together while the demo's questions are answered.
 
     With --open, measure instead the bytes of an open row in the decider's memory and file, and in its snapshots.
     """
@@ -465,8 +465,8 @@ def measure_hostile(
 ) -> None:
     """Measure how one hostile tenant of six affects the others; write report.json and report.md to OUT.
 
-    The services run in memory with a recorded engine. OUT/lives.jsonl is a journal, whose runs are not repeated.
-    Prints the table. Exits with 1 if a bound is not met.
+    The services run in memory with a recorded engine. Runs in the journal OUT/lives.jsonl are not repeated. Prints the
+    table. Exits with 1 if a bound is not met.
     """
     from bench import hostile
 
@@ -501,7 +501,7 @@ def measure_soak(
     """Put a whole deployment under steady load, append its processes' resource use to one FILE, and audit the log.
 
     With --report, fit the hourly growth of memory, descriptors and loop lag to the samples of all FILES, and exit with
-    1 if a growth may exceed its bound, or if anything was lost.
+    1 if growth may exceed a bound, or if anything was lost.
     """
     from bench import soak
 

@@ -1,6 +1,6 @@
 """The cost of search on top of vLLM: tokens per second of the executor's searches, and of vLLM with the same requests.
 
-Three processes run one after another, because one process steps vLLM in only one thread. The first runs the searches
+Three processes run one after another, because a process can step vLLM in only one thread. The first runs the searches
 with the real verifier and stores its scores. The second runs them again, timed, with the stored scores and a cold
 prefix cache, and stores every request that reaches the engine. The third, timed, sends those requests to a bare vLLM
 engine, as many calls at a time as there were searches. `python -m bench.engine PART FOLDER` runs one of the processes.
@@ -47,7 +47,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens that an engine generated, the elapsed seconds, and the CPU seconds of the process."""
+    """The number of tokens that an engine generated, the elapsed seconds, and the process's CPU seconds."""
 
     tokens: int
     seconds: float

@@ -1,8 +1,9 @@
-"""Compares the gateway with LiteLLM's proxy: requests per second and latency by connections, with the same client.
+"""Compares the gateway with LiteLLM's proxy: requests per second and latency, by number of connections.
 
 The gateway's side is the whole product: before a request is answered, a Query, a Decision, a step and an Answer are on
 the broker. Its engine is a recording and each search has one step, so that no model is measured. LiteLLM answers from
-its own mock. The sides alternate, in reversed order every other round, and each turn restarts its server.
+its own mock. Both sides have the same client. They alternate, in reversed order every other round, and each turn
+restarts its server.
 """
 
 import contextlib
@@ -63,7 +64,7 @@ class ServerUnderLoad(msgspec.Struct, frozen=True):
     Attributes:
         url: Base URL of the server's endpoint.
         model: Model name in requests.
-        groups: Process groups, by name, whose CPU time is measured.
+        groups: Process groups whose CPU time is measured, keyed by name.
         stored: Returns how many records of each kind the broker holds; empty for a server without a broker.
         hops: Returns the p50 and p95 of each hop of the latest queries, in ms; empty for a server without a broker.
     """
@@ -82,7 +83,7 @@ def measure(
     python: Path | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Return the figures of each side by connections.
+    """Return the figures of each side, by number of connections.
 
     Args:
         settings: Settings common to all turns.
@@ -141,10 +142,11 @@ def one_by_one(settings: Settings, kind: Any, queries: int, folder: Path) -> dic
         folder: Folder for the system's state and log.
 
     Returns:
-        By `first`, `median` and `last`, in seconds: `client_s`, the time from sending the request to the last byte of
-        the answer; `total_s` as the gateway states it; `models_s`, the sum of the `queue_s`, `generate_s` and
-        `verify_s` that it states; and `rest_s`, which is client_s minus models_s. Each median is taken separately.
-        `slowest_rest_s` is the maximum of all questions.
+        For the first question, the median and the last question (`first`, `median` and `last`), in seconds:
+        `client_s`, the time from sending the request to the last byte of the answer; `total_s` as reported by the
+        gateway; `models_s`, the sum of the gateway's `queue_s`, `generate_s` and `verify_s`; and `rest_s`, which is
+        `client_s` minus `models_s`. Each median is taken separately. `slowest_rest_s` is the maximum over all
+        questions.
 
     Raises:
         ServiceFailed: the system did not start.
@@ -167,7 +169,7 @@ def one_by_one(settings: Settings, kind: Any, queries: int, folder: Path) -> dic
 
 
 def wait_served(client: httpx.Client) -> None:
-    """Wait until every model is served by an executor."""
+    """Wait until an executor serves every model."""
     while (models := client.get("/health/ready").json()["models"])["ready"] < models["of"]:
         time.sleep(0.1)
 
@@ -230,7 +232,7 @@ def _turn(
 ) -> tuple[dict[int, LoadFigures], dict[str, float], dict[str, dict[str, float]]]:
     """Measure one server under every load. Return the figures, the CPU ms per request by process group, and the hops.
 
-    The hops are those at one connection.
+    The hops are measured at one connection.
     """
     _load(ChatLoad(url=served.url, model=served.model, connections=4, seconds=1.0, warm_s=0.5))
     before = {name: group_cpu_s(group) for name, group in served.groups.items()}
@@ -306,7 +308,7 @@ def _stored(settings: Settings, topics: Topics) -> dict[str, int]:
 
 
 def _hops(settings: Settings, groups: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the p50 and p95 of each hop of the latest hundred queries, in ms between append times on the broker."""
+    """Return the p50 and p95, in ms between append times on the broker, of each hop of the latest hundred queries."""
     answered = [one for one in read_timelines(settings, groups).by_id.values() if "answer" in one.at_ms]
     return latencies(sorted(answered, key=lambda one: one.at_ms["query"])[-100:])
 

@@ -4,17 +4,18 @@ The product's own services and gateway run in memory, on a virtual clock, with a
 `experiments/data/mixed.parquet`. Five honest tenants, whose keys teach, send rounds of forty questions each, which
 keep the deployment busy. The sixth tenant starts before them and sends as many questions as the five together, with as
 many in flight as its key allows. The same honest questions, in the same order, are run alone, alone with different
-delays (decisions depend on what is known when they are made, so this measures chance), with an honest sixth tenant that
-sends as many questions, and with a hostile sixth tenant of each kind.
+delays (which measures chance, because decisions depend on the rewards that have arrived), with an honest sixth tenant
+that sends as many questions, and with a hostile sixth tenant of each kind.
 
 **The criterion.** Every figure is compared within a seed; the mean over the seeds has Student's 95 % interval. For
-accuracy, cost and regret, all kinds share one spread, because no kind should change what is learned and all should
-differ only by chance. A bound is met if the interval does not exceed it. Accuracy, cost, regret and waiting time are
-compared with the mean of the two runs of the honest five alone (1 point, 5 %, 1.5 points and twice; a wait below 0.1 s
-counts as 0.1 s), and decider time and bytes with the run with an honest sixth tenant (twice). Regret is measured in
-correctness minus a tenth of the relative cost, against the cheapest single configuration that is right nearly as often
-as the best one, whose cost is the unit: 1 point and 5 % of that cost make 1.5 points. Bytes on disk exclude the sixth
-tenant's own questions, because a key may send 64 MiB per minute.
+accuracy, cost and regret, the spread is pooled over all kinds, because none of them should change what is learned and
+all should differ only by chance. A bound is met if the interval does not exceed it. Accuracy, cost, regret and waiting
+time are compared with the mean of the two runs of the honest five alone; they may be worse by 1 point, 5 %, 1.5 points
+and a factor of 2, respectively (a wait below 0.1 s counts as 0.1 s). Decider time and bytes may be at most twice those
+of the run with an honest sixth tenant. Regret is measured in correctness minus a tenth of the relative cost, against
+the cheapest single configuration that is right nearly as often as the best one. The cost of that configuration is the
+unit, so 1 point and 5 % of the cost make 1.5 points. Bytes on disk exclude the sixth tenant's own questions, because a
+key may send 64 MiB per minute.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ from streams.settings import Settings
 RECORDING: Final = Path("experiments/data/mixed.parquet")
 HONEST: Final = ("a", "b", "c", "d", "e")
 EACH: Final = 40
-"""Number of questions of each honest tenant per round; the sixth tenant sends as many as all of them together."""
+"""Number of questions that each honest tenant sends per round; the sixth tenant sends as many as all five together."""
 
 PLACES: Final = 30
 """Maximum queries in flight, whether five or six tenants are active. A round is larger, so queries have to wait."""
@@ -90,7 +91,7 @@ class Corpus(NamedTuple):
     Attributes:
         questions: All questions.
         paths: Outputs of the models.
-        usual: Correctness minus a tenth of the cost in units of `unit`, for the configuration that regret refers to.
+        usual: Correctness minus a tenth of the cost (in multiples of `unit`) of the configuration regret refers to.
         unit: The mean cost of that configuration, in eFLOPs.
     """
 
@@ -104,8 +105,8 @@ class Corpus(NamedTuple):
 def corpus() -> Corpus:
     """Return the live questions of a recording, and paths that reproduce its outcomes.
 
-    A search draws among the paths of its model by its seed. The path of a configuration with a single sample is
-    included four times, that of one with four samples or beams twice, and those of the others once.
+    A search's seed draws from the paths of its model. The path of a configuration with a single sample is included four
+    times, that of a configuration with four samples or beams twice, and all others once.
     """
     table = load_recording(RECORDING)
     numbers = ((each.question_id, as_number(str(each.reference))) for each in questions_in(RECORDING))
@@ -202,14 +203,14 @@ KINDS: Final[dict[str, Callable[[int, _Mixture], dict[str, Any]]]] = {
         traffic.hard[at], uniscale={"mean_cost": 1e9 * (1.0 + at)}
     ),
 }
-"""The requests of a hostile tenant, by kind of hostility."""
+"""The requests of a hostile tenant, keyed by the kind of hostility."""
 
 ALONE: Final = ("alone", "alone, timed otherwise")
 BUSY: Final = ("an honest sixth",)
 """The settings with an honest sixth tenant, with which hostile settings are compared."""
 
 UNTAUGHT: Final = "hard questions, and no key teaches"
-"""A setting to which the bounds do not apply: no key has the scope `teach`, so all plain questions are learned from."""
+"""A setting exempt from the bounds, because without a key with scope `teach`, all plain questions are learned from."""
 
 
 def _sixth(setting: str, at: int, traffic: _Mixture) -> dict[str, Any]:
@@ -299,7 +300,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         setting: Behaviour of the sixth tenant.
         prior: Initial state of the learner: `shipped` or `none`.
         seed: Seed of traffic and timing.
-        outcomes: Number of questions of the five honest tenants together.
+        outcomes: Total number of questions from the five honest tenants.
         accuracy: Share of right answers.
         cost: Mean cost of a query, in eFLOPs.
         regret: Regret as defined in the module's docstring.
@@ -409,7 +410,7 @@ class _Trial:
         self.cluster.produce(self.topics.control, entry.key.encode(), encode(entry))
 
     async def _attacks(self, asked: range) -> None:
-        """Send the sixth tenant's queries, as many at a time as its key may have in flight."""
+        """Send the sixth tenant's queries, with as many in flight as its key allows."""
         for at in asked if self.setting not in ALONE else ():
             await self.cluster.until(lambda: len(self.open) < PLACES)
             await self._attack(at)
@@ -469,13 +470,13 @@ class _Trial:
 
 
 def lived(setting: str, prior: str, seed: int, outcomes: int) -> Observed:
-    """Run a deployment in one setting, and return the results.
+    """Run one deployment with the given tenant behaviour and return its results.
 
     Args:
         setting: Behaviour of the sixth tenant.
         prior: `shipped` or `none`.
         seed: Seed of traffic and timing.
-        outcomes: Number of questions of the five honest tenants together; the sixth tenant sends as many.
+        outcomes: Total number of questions from the five honest tenants; the sixth sends the same total.
     """
     clock = _Clock()
     logging.disable(logging.CRITICAL)  # targets that cannot be met and closed workers log a lot
@@ -519,7 +520,7 @@ class Bound(NamedTuple):
     ratio: bool
 
     def apart(self, one: Observed, others: Sequence[Observed]) -> float:
-        """Return by how much a setting is worse than its baseline."""
+        """Return how much worse than its baseline a setting is, as a ratio or a difference."""
         mine, theirs = (statistics.fmean(_figure(each, self.name) for each in of) for of in ([one], others))
         if self.ratio:
             return mine / theirs
@@ -596,7 +597,7 @@ def _half(groups: Sequence[Sequence[float]], count: int) -> float:
     """Return the half-width of Student's 95 % interval for a mean of `count` values, from the spread within groups."""
     free = sum(len(values) - 1 for values in groups)
     if not free:
-        return float("inf")  # single values have no known spread
+        return float("inf")  # a single value does not show its spread
     variance = (
         sum((len(values) - 1) * statistics.variance(values) for values in groups if len(values) > 1) / free
     )
@@ -642,7 +643,7 @@ def measure(
         settings: Behaviours of the sixth tenant, which are run after the baselines.
         priors: Initial states of the learner.
         seeds: Seeds of traffic and timing.
-        outcomes: Number of questions of the five honest tenants together; the sixth tenant sends as many.
+        outcomes: Total number of questions from the five honest tenants; the sixth sends the same total.
         out: Folder for `lives.jsonl` (the journal), `report.json` and `report.md`.
         say: Called with a line after each run.
     """

@@ -1,9 +1,9 @@
 """Recovery time after a service is killed: from kill -9 to the closed reward of a query sent at that moment.
 
 The services are those of a whole deployment, under a supervisor that restarts them, and other queries keep coming at
-a steady rate. The services are killed in turn, each after it has lived for a minute, because the supervisor waits
-before it restarts a process that lived for less. While one service recovers, the others age, so a round takes little
-more than a minute.
+a steady rate. The services are killed in turn, each once it has run for a minute, because the supervisor delays the
+restart of a process that ran for less. The others keep running while one recovers, so a round takes little more than a
+minute.
 """
 
 import os
@@ -43,7 +43,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
         ready_s: Seconds from the kill until its successor was ready.
         seconds: Seconds from the kill until the reward of the query sent at that moment was closed.
         cpu_s: CPU seconds that the successor had used by then.
-        lived_s: Seconds that the killed process had lived.
+        lived_s: Age of the killed process, in seconds.
     """
 
     service: str
@@ -187,7 +187,7 @@ def _spread(kills: Sequence[Kill]) -> dict[str, float]:
 
 
 class _Noted:
-    """Notes when a service's next process is ready, while the caller waits for something else."""
+    """Records when a service's next process is ready, while the caller waits for something else."""
 
     def __init__(self, service: Service, began_s: float) -> None:
         self._ready_s = 0.0

@@ -1,7 +1,7 @@
-"""The latency of live queries by component: the paper's latency table for them, beside the lab's.
+"""The latency of live queries by component: the paper's latency table for them, next to the lab's.
 
-The lab runs one query after another in one process, on its own recording (`docs/results`). Each live Answer has the
-same components, and in addition admission and the transport between services.
+The lab runs one query after another in one process, on its own recording (`docs/results`). The latency of a live query
+has the same components, plus admission and the transport between services.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ _NAMES: Final = {
     "transit_s": "transit",
     "control_s": "rest_of_search",
 }
-"""Row names by component of `Spent`. Rows that `experiments.rerun.latency_table` also has are named as there."""
+"""Row names, keyed by component of `Spent`. Rows shared with `experiments.rerun.latency_table` have the same names."""
 
 
 def ask(settings: Settings, queries: int, folder: Path, say: Callable[[str], None]) -> list[Timeline]:
@@ -86,7 +86,7 @@ def _answered(timelines: Timelines) -> list[Timeline]:
 
 
 def table(timelines: Sequence[Timeline]) -> dict[str, dict[str, float]]:
-    """Return the seconds and percent of each component, of the remainder (`between_services`), and of the total.
+    """Return the seconds and percentage of each component, of the remainder (`between_services`), and of the total.
 
     Raises:
         BenchFailed: there is no query.

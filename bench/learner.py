@@ -1,9 +1,9 @@
 """Benchmarks of the learner: decide, update, batches, recovery, memory, scaling, and public libraries for comparison.
 
 Every row (a kind of measurement) runs in its own process, one after another. The learner's rows use one BLAS thread, as
-in the decider, because its products are small and on a busy machine a second thread waits for the first. The naive form
-and the peers get all cores. Each peer runs its closest equivalent of LinUCB with one θ over [s_q; s_a];
-`could_not_express` says where it differs.
+in the decider, because the matrix products are small and on a busy machine a second thread only waits for the first.
+The naive form and the peers may use all cores. Each peer runs its closest equivalent of LinUCB with one θ over
+[s_q; s_a]; `could_not_express` lists the differences.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OBJECTIVE = Objective(correct=0.1, score=0.1, cost=0.8, log_cost_min=26.0, log_c
 
 @dataclass(frozen=True)
 class Stream:
-    """Unit vectors without structure. The action embeddings span min(|A|, d/2) dimensions, which is the worst case.
+    """Random unit vectors. The action embeddings span min(|A|, d/2) dimensions, which is the worst case.
 
     Attributes:
         half: Length of s_q and of s_a; d is twice that.
@@ -92,7 +92,7 @@ def _unit(rows: Matrix) -> Matrix:
 
 @contextmanager
 def _clocked(taken: list[float]) -> Iterator[None]:
-    """Append the seconds that a block takes to a list."""
+    """Append the duration of a block, in seconds, to a list."""
     begun = time.perf_counter()
     yield
     taken.append(time.perf_counter() - begun)
@@ -109,7 +109,7 @@ def timed(decide: Sequence[float], update: Sequence[float]) -> dict[str, float]:
 
 
 def mabwiser(stream: Stream, rounds: int) -> dict[str, Any]:
-    """Time MABWiser, in which the expectation of a single arm on 168 joint vectors is LinUCB with a shared θ."""
+    """Time MABWiser, where the expectation of a single arm on 168 joint vectors amounts to LinUCB with a shared θ."""
     warnings.simplefilter("ignore")
     lib = importlib.import_module("mabwiser.mab")
     mab = lib.MAB([0], lib.LearningPolicy.LinUCB(alpha=1.0, l2_lambda=1.0))
@@ -171,7 +171,7 @@ def river(stream: Stream, rounds: int) -> dict[str, Any]:
         o = stream.outcome(context, "m0/0/1/1")
         with _clocked(update):
             model.learn_one(joint[0], OBJECTIVE.reward(o.entered, o.score, o.log_cost))
-    # Only one action is timed and the time multiplied by |A|, because a whole decision takes minutes.
+    # A whole decision takes minutes, so only one action is timed and its time multiplied by |A|.
     return _peer("river", [each * len(actions) for each in decide], update) | {
         "extrapolated": "decide_ms is one action's prediction times |A|",
         "could_not_express": "a shared θ in its LinUCB (its arms are disjoint); delayed or corrected rewards; "
@@ -200,7 +200,7 @@ def _dense(row: Any) -> str:
 
 
 WARM = 200
-"""Number of outcomes learned before timing, which is enough to warm every code path and cache, including a flush."""
+"""Number of outcomes learned before timing, enough to warm every code path and cache, including a flush."""
 
 
 def policy(stream: Stream) -> LinUCB:
@@ -281,7 +281,7 @@ def fold(stream: Stream, rows: int) -> dict[str, float]:
 
 
 def log(stream: Stream, rows: int) -> list[tuple[bytes, bytes]]:
-    """Return the table of a decider, with rewarded rows whose Decisions have a realistic size."""
+    """Return a decider's table, with rewarded rows and Decisions of realistic size."""
     made: list[tuple[bytes, bytes]] = []
     for position, a in enumerate(stream.action_vectors()):
         vector = a.embedding.astype("<f4").tobytes()
@@ -345,7 +345,7 @@ def run(out: Path, *, rounds: int = 400, smoke: bool = False) -> int:
     Args:
         out: The file to write.
         rounds: Number of timed rounds of each row.
-        smoke: Whether to use tiny sizes, and only one where several are compared, to check that every row runs.
+        smoke: Whether to use tiny sizes (and one size instead of several) just to check that every row runs.
     """
     shrink = 16 if smoke else 1
     rounds = 4 if smoke else rounds
@@ -408,10 +408,10 @@ def machine() -> dict[str, Any]:
 
 
 def _row(name: str, half: int, actions: int, rounds: int, threads: int | None = None) -> dict[str, Any]:
-    """Run one row in its own process. A peer's row that fails returns the reason instead of figures.
+    """Run one row in its own process. If a peer's row fails, return the reason instead of figures.
 
     Raises:
-        RuntimeError: a row of the learner's failed.
+        RuntimeError: one of the learner's rows failed.
     """
     wanted = str(threads or os.cpu_count() or 1)
     environment = {**os.environ, "OMP_NUM_THREADS": wanted, "OPENBLAS_NUM_THREADS": wanted}

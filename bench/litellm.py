@@ -17,7 +17,7 @@ model_list:
     litellm_params: {{model: openai/{model}, api_key: none, mock_response: "{answer}"}}
 litellm_settings: {{telemetry: false}}
 """
-# As long as the gateway's recorded answer.
+# The answer has the same length as the gateway's recorded answer.
 _ANSWER: Final = "Step 1 of the answer: " + "so there are more of them. " * 3
 MOCK: Final = _CONFIG.format(model=MODEL, answer=_ANSWER)
 

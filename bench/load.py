@@ -48,10 +48,10 @@ class LoadFigures(msgspec.Struct, frozen=True):
     Attributes:
         requests: Number of requests answered within the measured time.
         requests_per_s: Number of requests answered per second within the measured time.
-        p50_ms: Median latency from the start of a request to the end of its answer; None if there was no answer.
+        p50_ms: Median latency, from the start of a request to the end of its answer; None if there was no answer.
         p99_ms: 99th percentile of the latency.
-        sent: Number of all requests, including those outside the measured time.
-        errors: Number of failed requests, by error.
+        sent: Total number of requests, including those outside the measured time.
+        errors: Number of failed requests for each error.
     """
 
     requests: int
@@ -103,7 +103,7 @@ def _percentile(latencies_s: Sequence[float], percent: float) -> float | None:
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> str:
-    """Send one request. Return what is wrong with the answer, or an empty string if nothing is."""
+    """Send one request. Return what is wrong with the answer; empty if nothing is."""
     try:
         async with session.post(
             url, data=json.dumps(body), headers={"content-type": "application/json"}

@@ -1,13 +1,13 @@
 """Memory of a whole deployment: broker, services and engines on this machine, while questions are answered.
 
 The measure is the proportional set size (Linux), in which a page that several processes share counts once in total. It
-is read twice a second, from before the services are ready until the last Answer. The figure for a process is its peak,
-and the total is the peak of the sum at one moment.
+is read twice a second, from before the services are ready until the last Answer. The figure for each process is its own
+peak, and the total is the peak of the sum over all processes at one moment.
 
     python -m bench memory --queries 60
     python -m bench memory --large 10000                    # then 10,000 requests of a megabyte each, over HTTP
-    python -m bench memory --large 200 --bytes 100000       # requests that the mini family's contexts can hold
-    python -m bench memory --large 200 --bytes 100000 --ceiling 50    # each service gets 50 MB more than when ready
+    python -m bench memory --large 200 --bytes 100000       # requests that fit into the mini family's contexts
+    python -m bench memory --large 200 --bytes 100000 --ceiling 50    # limit each service to 50 MB more than when ready
     python -m bench memory --open 100000                    # open rows, in the decider alone (`open_rows`)
 """
 
@@ -113,8 +113,8 @@ def measure(
 
     Args:
         settings: The deployment's settings.
-        queries: How many of the demo's questions to send.
-        in_flight: How many queries or requests to have in flight.
+        queries: Number of the demo's questions to send.
+        in_flight: Number of queries or requests in flight.
         broker: `embedded`, `kafka` or `auto`.
         large: Number of large requests to send over HTTP after that.
         size: Bytes of the question in each large request.

@@ -1,8 +1,8 @@
-"""The cost of open rows in the decider: the bytes of memory and file that each takes, and their bytes in snapshots.
+"""The cost of open rows in the decider: the bytes of memory and file per row, and their bytes in snapshots.
 
-The decider's own code (`LearnerLog` on a `Table` with its file, and `PendingDecisions`) writes the rows in their state
-while rewards wait for feedback. All rows have the same Decision of the deployment's policy, under different ids. Data
-for the broker is counted and discarded. Memory is the growth of the resident set after the first thousand rows.
+The decider's own code (`LearnerLog` on a `Table` with its file, and `PendingDecisions`) writes rows of queries whose
+rewards wait for feedback. All rows have the same Decision of the deployment's policy, under different ids. Data for the
+broker is counted and discarded. Memory is the growth of the resident set after the first thousand rows.
 
     python -m bench memory --open 100000
 """
@@ -44,7 +44,7 @@ class _Table(Table):
 
 
 class _Runtime:
-    """Implements what `LearnerLog` needs from a runtime, but keeps only the sizes of writes."""
+    """Stands in for the runtime of a `LearnerLog`, but keeps only the sizes of writes."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.topics, self.service = settings, Topics(settings), "decider"

@@ -25,7 +25,7 @@ class PeerMissing(BenchFailed):
 
 
 def install(folder: Path, pins: Path) -> Path:
-    """Return the Python of a peer's environment, which is created, or updated if the pins have changed.
+    """Return the Python of a peer's environment, after creating it or updating it to changed pins.
 
     Raises:
         PeerMissing: pip cannot install the pinned packages.

@@ -1,11 +1,11 @@
 """Processor time of the contextual policy's refits, with and without categories of requests.
 
 A policy without a prior learns outcomes of hosted models, one row per question, until its last refit. Questions are
-random, and every category shifts each model's accuracy. The figures are the processor time of one thread, and the
-minimum over several runs, because other processes on the machine can only lengthen it.
+random, and every category shifts each model's accuracy. Each figure is the processor time of one thread, as the minimum
+over several runs, because other processes on the machine can only lengthen it.
 
     python -m bench refit --values 25
-    python -m bench refit --values 25 --repeated 50     # every 50th question was asked before, of another model
+    python -m bench refit --values 25 --repeated 50     # every 50th question repeats one that a different model had
 """
 
 import time
@@ -30,8 +30,8 @@ def measure(models: int, values: int, repeated: int, outcomes: int, runs: int) -
     Args:
         models: Number of models, with one configuration each.
         values: Number of categories, of which each request has one; 0 for requests without categories.
-        repeated: Every `repeated`-th question was asked before; 0 for no repetitions.
-        outcomes: Number of outcomes learned in all.
+        repeated: Every `repeated`-th question repeats an earlier one; 0 for no repetitions.
+        outcomes: Total number of outcomes learned.
         runs: How many times everything is repeated.
     """
     with threadpool_limits(1):

@@ -7,14 +7,14 @@ the soaks of several files:
     python -m bench soak out/soak/1.jsonl --minutes 100                   # about half a core with Apache Kafka
     python -m bench soak --report out/soak/1.jsonl out/soak/2.jsonl       # exits with 1 if something grows, or is lost
 
-**The criterion** was written down before the first soak. Samples from the first 20 minutes are ignored, because only
-then is every bounded store full (`gateway_recent` 2,000, `snapshot_every` 1,000, ten queries a second). The rest of a
+**The criterion** was written down before the first soak. Samples from the first 20 minutes are ignored, because bounded
+stores are not full before then (`gateway_recent` 2,000, `snapshot_every` 1,000, ten queries a second). The rest of a
 soak is divided into blocks of ten minutes, each represented by the median of its samples. Least squares fits a common
 slope, with a separate intercept per soak, to the medians. These are nearly independent (the report prints the
 correlation of adjacent blocks), so the slope's interval is Student's, at 95 % for all services and measures together
 (Bonferroni). Its upper end must not exceed `MOST_AN_HOUR` plus the documented growth (`GROWS`).
 
-Loop lag is how late a callback runs, minus how late an idle thread wakes up at the same time, because that is due to
+Loop lag is how late a callback runs, minus how late an idle thread wakes up at the same time. The latter is due to
 other work on the machine.
 """
 
@@ -56,7 +56,7 @@ MOST_AN_HOUR: Final = {"memory_mb": 1.0, "descriptors": 1.0, "loop_lag_ms": 1.0}
 """Allowed growth of each measure per hour, beyond `GROWS`."""
 
 GROWS: Final[Mapping[tuple[str, str], float]] = {
-    # The ids of ended queries are in a dictionary until there are 65,536, and then in an array of 16 bytes each.
+    # The ids of ended queries, in a dictionary until there are 65,536, and then in an array with 16 bytes for each.
     ("decider", "memory_mb"): 160e-6,
     # The hashes of closed queries, until there are 200,000.
     ("aggregator", "memory_mb"): 100e-6,
@@ -110,7 +110,7 @@ def soak(
     """Run one soak, append its samples to a file as they are taken, and return the outcome of its queries.
 
     Args:
-        settings: Base settings, in which limits and ports are replaced.
+        settings: Base settings, whose limits and ports are replaced.
         broker: A running broker; only the soak's own topics are used.
         minutes: Duration of the load, in minutes.
         rate: Queries per second, whether or not earlier ones have been answered.
@@ -215,7 +215,7 @@ def _question(number: int) -> tuple[str, str]:
 
 
 def _recording(models: Sequence[str]) -> list[RecordedPath]:
-    """Return one-step paths of the models, of which later ones are right more often."""
+    """Return one-step paths of the models. Later models are right more often."""
     rng, found = random.Random(5), []
     for at, (size, model), path in itertools.product(range(_RECORDED), enumerate(models, 1), range(_PATHS)):
         question, right = _question(at)
@@ -308,7 +308,7 @@ class _Sampler:
         return found
 
     def _lag(self, name: str) -> tuple[float, float]:
-        """Return the total seconds of lag and the number of measurements that a service has counted."""
+        """Return a service's total lag in seconds, and the number of measurements."""
         text = self._client.get(f"http://127.0.0.1:{self._ports[name]}/metrics").text
         return tuple(  # type: ignore[return-value]
             next(

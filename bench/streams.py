@@ -32,7 +32,7 @@ from streams.topics import Topics
 
 
 class BenchFailed(UniscaleError):
-    """A measurement cannot be completed; the message says why."""
+    """A measurement cannot be completed. The message says why."""
 
 
 class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recording(catalogue: Catalogue, questions: Sequence[str], steps: int) -> list[RecordedPath]:
-    """Return a recorded path of `steps` steps for each question and model, so every search takes that many steps."""
+    """Return a recorded path of `steps` steps for each question and model, so that every search takes that many."""
     rng = random.Random(5)
     return [
         RecordedPath(
@@ -91,7 +91,7 @@ def running(
     optional: Sequence[str] = (),
     ports: Callable[[str], int] = lambda name: 0,
 ) -> Iterator[RunningServices]:
-    """Run a separate deployment on a running broker. Its services end with the block.
+    """Run a separate deployment on a running broker. Its services stop at the end of the block.
 
     Args:
         settings: Base settings.
@@ -162,7 +162,7 @@ def run_once(
     asked = [timelines.by_id[q.query_id] for q in queries[plan.warm :]]
     steps = [len({s.step for s in timeline.steps}) for timeline in asked]
     return {
-        # Four significant digits, even if the speed is low, because other figures divide by it.
+        # Four significant digits, even if the speed is low, because other figures are divided by it.
         "queries_per_s": float(f"{plan.queries / wall_s:.4g}"),
         "steps_per_query": sum(steps) / len(steps),
         "bytes_per_query": round(timelines.bytes / len(queries)),
@@ -172,7 +172,7 @@ def run_once(
 
 
 def _answered(settings: Settings, queries: Sequence[Query], rate: float) -> float:
-    """Send queries, wait for all Answers, and return the seconds that this took."""
+    """Send queries, wait for all Answers, and return the elapsed seconds."""
     with Client(settings) as client:
         asked = client.ask_all(queries, pace=SendSchedule(rate), timeout_s=900.0)
     if asked.missing:

@@ -1,7 +1,7 @@
-"""Time to the first token of a stream, from a server of chat completions directly and through the gateway.
+"""Time to the first token of a stream, from a chat completions server directly and through the gateway.
 
 The whole product runs as `up` starts it. By default the server is one of our own (`python -m bench.ttft PORT`), which
-sends a token every 20 ms after the first 0.2 s, so that only what is between it and the client is measured. The sides
+sends a token every 20 ms after the first 0.2 s, so that only the path between server and client is measured. The sides
 alternate, and each stream is read to its end.
 """
 
@@ -38,7 +38,7 @@ TOKEN_S: Final = 0.02
 TOKENS: Final = 50
 
 AIM_MS: Final = 150.0
-"""How much later the gateway's median first token may come than the server's, in ms."""
+"""How much later than the server's median first token the gateway's may arrive, in ms."""
 
 
 class FirstTokenPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +46,8 @@ class FirstTokenPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rounds: Number of turns of each side.
-        streams: The numbers of streams to open at once, which are measured one after another.
-        each: Number of streams that follow one another for each open stream.
+        streams: The numbers of concurrent streams to measure, one after another.
+        each: Number of consecutive streams for each concurrent one.
         server: Base address of the server, without /v1; empty for our own.
         model: The server's model.
     """
@@ -62,7 +62,7 @@ class FirstTokenPlan(msgspec.Struct, frozen=True, kw_only=True):
 def measure(
     settings: Settings, kind: Literal["auto", "kafka", "embedded"], plan: FirstTokenPlan, folder: Path
 ) -> dict[str, Any]:
-    """Return the p50 and p95 of both sides' time to the first token and their difference, in ms, by open streams.
+    """Return p50 and p95 of both sides' time to the first token and their difference, in ms, by number of streams.
 
     Args:
         settings: The product's settings. Their catalogue is replaced by one that has only the server.
@@ -111,7 +111,7 @@ def _spread(taken_s: list[float]) -> dict[str, float]:
 
 
 async def _first_tokens(url: str, model: str, streams: int, each: int) -> list[float]:
-    """Return the seconds to the first token of each stream: `streams` rows at once, each of `each` streams."""
+    """Return the seconds to the first token of each stream, from `streams` concurrent series of `each` streams."""
     limits = httpx.Limits(max_connections=streams, max_keepalive_connections=streams)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60.0, trust_env=False) as client:
 

@@ -1,4 +1,4 @@
-"""Alternating runs and their medians. A machine's speed drifts, so the configurations to be compared alternate.
+"""Alternating runs and their medians. The configurations to compare alternate, because a machine's speed drifts.
 
 A round measures every configuration once, each on a new broker. Another checkout, for example of an earlier commit,
 measures its rounds with its own command, which writes JSON; rounds of the two checkouts alternate on the same machine.
@@ -27,7 +27,7 @@ _PATIENCE_S: Final = 60.0
 
 
 class StreamTurn(msgspec.Struct, frozen=True):
-    """A configuration to measure, with its name, its encoder and its number of steps; None for the plan's number."""
+    """A configuration to measure: its name, its encoder and its number of steps (None for the plan's number)."""
 
     name: str
     encoder: str
@@ -52,7 +52,7 @@ def alternate(
     """Return the figures of each side: medians over rounds, and all runs.
 
     Args:
-        sides: Functions that measure one round, by name. They alternate, in reversed order every other round.
+        sides: Functions that measure one round, keyed by name. They alternate, in reversed order every other round.
         runs: Number of rounds.
         say: Called with a line for each round.
     """
@@ -69,7 +69,7 @@ def alternate(
 def round_here(kind: Kind, settings: Settings, plan: StreamPlan) -> dict[str, Any]:
     """Return the figures of one round: a run of each configuration, and an open-loop run with the encoder.
 
-    The open-loop run has half the speed of the first run with the encoder, and gives the latencies.
+    The open-loop run, at half the speed of the first run with the encoder, gives the latencies.
 
     Raises:
         BenchFailed: a query has no Answer.
@@ -140,7 +140,7 @@ def round_in(checkout: Path, kind: Kind, settings: Settings, plan: StreamPlan) -
 
 
 def _ended(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
-    """Wait for a process. If this process is stopped, stop that one, too, so that it stops its broker."""
+    """Wait for a child process. If this process is stopped, stop the child as well, so that it stops its broker."""
     try:
         said, _ = process.communicate()
     except BaseException:
@@ -162,7 +162,7 @@ def _run(
 
 
 def python_of(checkout: Path) -> str:
-    """Return the Python interpreter for a checkout, which is that of its own environment if it has one."""
+    """Return the Python interpreter for a checkout: that of its own environment if it has one."""
     own = checkout / ".venv" / "bin" / "python"
     return str(own) if own.exists() and checkout != Path.cwd() else sys.executable
 

@@ -1,10 +1,10 @@
-"""Records the behaviour of each policy at the time of the results, as its choices on a small fixed stream of queries.
+"""Records how each policy behaved when the results were made, as its choices on a small fixed stream of queries.
 
 Results outlive the code that made them. tables.json therefore contains the arm that every policy chose for each query,
 one letter per arm. If the current code chooses differently, a test requires the page to say so.
 
 Arms are played in turn, whatever the policy chose, so that one different choice does not change later ones. Arms whose
-scores agree to within `TIE` count as equal, because the last bits differ between processors.
+scores agree to within `TIE` count as equal, because the last bits of a score differ between processors.
 """
 
 import string
@@ -19,7 +19,7 @@ from experiments.contenders import ALL, NETWORKS, SERVICE, with_prior
 from experiments.outcomes import Arm, Array, BanditWorld, Outcomes, QuestionInfo
 
 TIE = 1e-6
-"""Tolerance for scores. These are rewards, which mostly lie between 0 and 1."""
+"""Tolerance for comparing scores, which are rewards and mostly lie between 0 and 1."""
 
 QUERIES, HISTORY = 100, 24
 """Number of decisions, and of questions in the prior. The policy refits at 10, 20, 40 and 80 outcomes."""
@@ -66,7 +66,7 @@ def _scores(name: str) -> Array:
 
 
 def _told(policy: Policy, world: BanditWorld, at: int) -> Array:
-    """Let a policy decide a query of the stream and learn from an outcome; return the scores of its arms."""
+    """Let a policy decide one query of the stream and learn from an outcome; return its scores of the arms."""
     o, question = world.outcomes, HISTORY + at
     objective, target = _objective(policy, world, at)
     query_id, embedding = f"b/{at}", world.queries[question]
@@ -82,7 +82,7 @@ def _told(policy: Policy, world: BanditWorld, at: int) -> Array:
 
 
 def _objective(policy: Policy, world: BanditWorld, at: int) -> tuple[Objective, Target | None]:
-    """Return a query's objective: the paper's two modes and, if supported, a shadow price and an accuracy, in turn."""
+    """Return a query's objective, in turn: the paper's two modes and, if there is a pacer, a price and a target."""
     turn = at % (2 if policy.pacer is None else 4)
     if turn < 2:
         return world.objective(("cost-sensitive", "quality-priority")[turn]), None

@@ -48,10 +48,10 @@ def versus_best(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualO
 
 
 def own_policies(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualOracle]) -> dict[str, Any]:
-    """Return the lead of our own policies over the faithful one, and how much of its gap to the best one they close.
+    """Return the lead of each of our own policies over the faithful one, and the share of the gap that it closes.
 
-    The gap is the mean reward of the best contextual policy, which is fitted beforehand on the outcomes of other
-    questions, minus that of the faithful policy over the same rounds. The interval of the share closed is by bootstrap
+    The gap is the best contextual policy's mean reward minus the faithful policy's over the same rounds. The best
+    contextual policy is fitted beforehand on the outcomes of other questions. The interval of the share is by bootstrap
     over seeds.
     """
     table: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def own_policies(world: BanditWorld, scope: Scope, best: Mapping[str, Contextual
 def share(lead: Sequence[float], gap: Sequence[float]) -> dict[str, float] | None:
     """Return the share of a gap that a lead closes, with its 95 % interval by bootstrap over pairs.
 
-    The result is None if the gap is not above zero in every draw.
+    The result is None unless the gap is above zero in every draw.
 
     >>> share([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
     {'mean': 0.5, 'low': 0.5, 'high': 0.5}
@@ -109,8 +109,8 @@ def share(lead: Sequence[float], gap: Sequence[float]) -> dict[str, float] | Non
 def shared_objective(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     """Return the loss from changing the objective at round 51, relative to having the new one from the start.
 
-    Both learners have the same warm-up choices, but the first learned from them under the old objective. The regret
-    after the change is paired by seed, for our learner of separate terms and for the paper's scalar learner.
+    Both runs make the same warm-up choices, but the run with the change learns from them under the old objective. The
+    regret after the change is paired by seed, for our learner of separate terms and for the paper's scalar learner.
     """
     table: dict[str, Any] = {}
     for name, after in (("q_to_c", MODES[0]), ("c_to_q", MODES[1])):
@@ -148,7 +148,7 @@ def _after(run: Run) -> float:
 
 
 def _behind(runs: Sequence[Run], world: BanditWorld, mode: str, best: ContextualOracle) -> list[float]:
-    """Return how much less each run earned than the best contextual policy would have earned over the same rounds."""
+    """Return how much less each run earned than the best contextual policy would have over the same rounds."""
     objective, stages = world.objective(mode), steady(world, mode)
     return [
         len(run.after)

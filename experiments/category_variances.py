@@ -1,7 +1,7 @@
-"""Chooses the usual variances of categories on halves of history: large ones fit noise, small ones learn late.
+"""Chooses the usual variances of categories on halves of history. Large ones fit noise, and small ones learn slowly.
 
 All of them are multiplied by the same factor. Each factor is tried on both halves of each table's history, with
-categories that may help and with categories without meaning; no live question is used (`CRITERIA.md`).
+categories that may help and with arbitrary categories. No live question is used (`CRITERIA.md`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ FACTORS: Final = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)
 NOISE: Final = "random:12"
 CONTEXTS: Final = ("family", NOISE)
 AT_MOST: Final = 1.01
-"""Maximum mean cost with categories without meaning, relative to the cost with the text alone."""
+"""Maximum mean cost with arbitrary categories, relative to the cost with the text alone."""
 
 ROW: Final = "default_with_prior"
 CELL: Final = ("table", "context", "half", "factor")
 
 
 def scaled(factor: float) -> Usual:
-    """Return the shipped usual variances, of which those of categories are multiplied by a factor."""
+    """Return the shipped usual variances, with those of categories multiplied by a factor."""
     return {
         name: (of[0] * factor, of[1] * factor) if name.endswith("category") else of
         for name, of in USUAL.items()
@@ -61,9 +61,9 @@ def tried(
 def chosen(rows: Sequence[Mapping[str, Any]]) -> tuple[float, dict[float, dict[str, float]]]:
     """Return the factor that the criterion chooses, and the mean ratios of each factor by context.
 
-    A factor is allowed if its mean ratio with categories without meaning is at most `AT_MOST` or, if none is, the
-    lowest of all. Of these, the one with the lowest mean ratio with categories that may help is chosen. Means are
-    geometric, over tables and halves in which every factor has a ratio.
+    A factor is allowed if its mean ratio with arbitrary categories is at most `AT_MOST`. If no factor meets this limit,
+    the one with the lowest such ratio is allowed. Of the allowed factors, the one with the lowest mean ratio with
+    categories that may help is chosen. Means are geometric, over tables and halves in which every factor has a ratio.
     """
     cells: dict[tuple[Any, ...], dict[float, float]] = {}
     for row in rows:

@@ -1,9 +1,9 @@
 """Upper bounds for comparison with policies: the paper's Oracle, the best fixed arm, and the best contextual policy.
 
 The paper's Oracle takes the best *realised* outcome of each question, which no policy can reach if outcomes are noisy.
-The best contextual policy (for reward) and the contextual ceiling (for cost at equal accuracy) are cross-fitted, that
-is, fitted on all outcomes of questions other than those on which they are judged. A learner that sees only the outcomes
-of its own choices should not be expected to do better.
+The best contextual policy (for reward) and the contextual ceiling (for cost at equal accuracy) are cross-fitted: they
+are judged on questions other than those on whose outcomes they are fitted. A learner that sees only the outcomes of its
+own choices should not be expected to do better.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ class ContextualOracle:
         value: Its mean reward on questions on which it was not fitted.
         values: The mean reward of each kind.
         per_question: Its reward per question, averaged over samples, shape (Q,).
-        fixed_per_question: The rewards per question of the cross-fitted best fixed arm, so that the gap is paired.
+        fixed_per_question: The cross-fitted best fixed arm's reward per question, with which the gap is paired.
         choices: Its arm for each question.
     """
 
@@ -106,7 +106,7 @@ def _predict(kind: Kind, seen: Array, rewards: Array, new: Array) -> Array:
 
 PLAIN = 8  # principal directions of the question if arms are pooled
 PRICES = np.concatenate([[0.0], np.logspace(-4, 4, 81)])
-"""Prices of linear cost, in accuracy (from 0 to 1) per cost of the arm that was best on history."""
+"""Prices of linear cost, in accuracy (from 0 to 1) per mean cost of the arm that was best on history."""
 TOLD = 10.0  # scale of indicators relative to unit vectors, which divides their penalty by 100
 CHEAPER, DEARER = 0.2, 5.0  # bounds on a question's predicted cost, as multiples of the arm's mean cost
 
@@ -160,7 +160,7 @@ def _predictions(
     arms = plain_coordinates(world)
     searched = bool(np.ptp(arms[:, 1:], axis=0).any())
     few = PCA(min(PLAIN, *world.queries.shape), random_state=0).fit_transform(world.queries)
-    # Kinds that do not use the further information compete too, so having it is never worse.
+    # Kinds that ignore the further information also compete, so having it never raises the ceiling's cost.
     knowing = [("", np.zeros((len(right), 0)))]
     if told is not None:
         known = _indicators(told)

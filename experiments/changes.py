@@ -1,8 +1,8 @@
 """Measures how many queries the policy needs to adapt when a model degrades silently, and when one is added.
 
 The policy starts from a prior, at the highest price at which choices on history reach 95 % of the best arm's accuracy.
-The model that changes is the one chosen most often before the change. Orders are averaged: a count is the end of the
-first window in which the mean over rounds and orders has crossed the threshold.
+The model that changes is the one chosen most often before the change. Each count of queries ends with the first window
+of rounds whose mean, over its rounds and all orders, crosses the threshold.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ TARGET = 0.95
 
 @dataclass(frozen=True)
 class Changed:
-    """The setting in which the policy is run, for either change.
+    """The setting in which the policy is run, common to both changes.
 
     Attributes:
         world: The world, with surface counts.
         live: The questions to ask, which are repeated if there are too few.
         price: Price of linear cost.
-        batch: Number of queries decided together.
+        batch: Number of queries per batch of decisions.
     """
 
     world: BanditWorld
@@ -110,16 +110,17 @@ def changes(
     Args:
         world: The world, without surface counts; a third of its questions is history.
         seeds: Seeds of the orders.
-        batch: Number of queries decided together.
-        half: If given, history is split in two; this half is asked and the other is history. None asks the live
-            questions.
+        batch: Number of queries per batch of decisions.
+        half: If given, history is split into two halves; this one is asked, and the other one serves as history. None
+            asks the live questions.
 
     Returns:
-        `model`, the model that changes; `its_share` of the queries before; `queries_until_halved`, the queries from the
-        change until its share is half of that; `share_at_the_end`; `queries_until_half_the_saving`, the queries from
-        its addition until the policy gains half of `saving`, the difference in reward per query between having the
-        model from the start and never having it; and `loss_without_a_change`, the loss due to drift detection when
-        nothing changes, divided by the policy's lead over the best single arm. A count is None if it is never reached.
+        `model`, the model that changes; `its_share`, its share of the queries before the change;
+        `queries_until_halved`, the number of queries from the change until that share has halved; `share_at_the_end`;
+        `saving`, the difference in reward per query between having the model from the start and never having it;
+        `queries_until_half_the_saving`, the number of queries from its addition until the policy gains half of that;
+        and `loss_without_a_change`, the loss due to drift detection when nothing changes, divided by the policy's lead
+        over the best single arm. A count is None if its threshold is never reached.
     """
     counted = world.lean().with_counts()
     o = counted.outcomes
@@ -180,5 +181,5 @@ def _windows(values: Array) -> Array:
 
 
 def _first(there: np.ndarray) -> int | None:
-    """Return the round at which the first window that meets the condition ends; None if no window does."""
+    """Return the last round of the first window that meets the condition; None if no window does."""
     return int(there.argmax()) + WINDOW if there.any() else None

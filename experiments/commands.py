@@ -38,7 +38,7 @@ RECORDING = Path("experiments/data/math.parquet")
 TRAFFIC = Path("experiments/data/mixed.parquet")
 STEP_SCORES = Path("../shared/data/tts_prm")
 PATH = click.Path(path_type=Path)
-SHOWN = 0.05  # p value below which a difference counts as shown
+SHOWN = 0.05  # p value below which a difference counts as significant
 
 with_mapping = click.option(
     "--mapping", type=PATH, help="File that names the columns (experiments/foreign.py)."
@@ -83,7 +83,7 @@ def with_outcomes(default: Path) -> Callable[[F], F]:
 def open_world(
     source: Path, mapping: Path | None, catalogue: Path, cache: Path, verifier: str | None = None
 ) -> BanditWorld:
-    """Return the world of a recording, or of any other table with a mapping; see the options of the same names.
+    """Return the world of a recording, or of any other table with a mapping (options as on the command line).
 
     Raises:
         OutcomeError: A file cannot be used.
@@ -94,7 +94,7 @@ def open_world(
 
 
 def joint_world(source: Path, mapping: Path | None, catalogue: Path, cache: Path) -> tuple[str, BanditWorld]:
-    """Return a table's name and the world of its arms, which for a recording are those of the joint space."""
+    """Return a table's name and the world of its arms; for a recording, these are the arms of the joint space."""
     world = open_world(source, mapping, catalogue, cache)
     return world.outcomes.name, spaces(world).get("uis", world)
 
@@ -381,7 +381,8 @@ def _interval(found: dict[str, Any]) -> str:
 def usual(source: Path, mapping: Path | None, catalogue: Path, cache: Path, out: Path | None) -> None:
     """Print the variances of the policy's blocks, for accuracy and cost, on a table's history and as shipped.
 
-    With the files of all tables but one, `frontier --usual` shows on that table what an unseen fleet would get.
+    Given these files for all tables but one, `frontier --usual` shows on the remaining table what an unseen fleet would
+    get.
     """
     _, world = joint_world(source, mapping, catalogue, cache)
     with threadpool_limits(1):
@@ -417,7 +418,7 @@ def category_variances(
 ) -> None:
     """Try factors for the usual variances of categories on both halves of a table's history; print the best so far.
 
-    The choice is over all tables in OUT, by the rule in CRITERIA.md.
+    The best factor is chosen over all tables in OUT, by the rule in CRITERIA.md.
     """
     table, world = joint_world(source, mapping, catalogue, cache)
     rows = list(lines_of(out)) if out.exists() else []
@@ -494,7 +495,7 @@ def changes(
     batch: int,
     cache: Path,
 ) -> None:
-    """Print how many queries the policy needs to adapt when a model degrades silently, and when one is added.
+    """Print how many queries the policy needs to adapt when a model degrades silently and when one is added.
 
     Every run on live questions is appended to experiments/live-runs.jsonl.
     """
@@ -547,7 +548,7 @@ def prior(
     `python -m streams prior` makes one from a deployment's own outcomes.
     """
     encoder, known, asked = MiniLM(), load_catalogue(catalogue), orjson.loads(options)
-    # A single thread, so that the file is identical on any number of cores: the order of a sum changes its last bits.
+    # The order of a sum changes its last bits, so a single thread makes the file identical on any number of cores.
     with threadpool_limits(1):
         table = load_foreign(outcomes, mapping) if mapping else load_recording(outcomes)
         made, rows = prior_of_outcomes(table, encoder, known, asked, cap=cap, history_only=history_only)

@@ -25,18 +25,18 @@ Make = Callable[[BanditWorld, int], Policy]
 """Makes a new policy from a world and a seed."""
 
 DEFAULT = "contextual"
-"""The service's default policy; it reads surface counts (`BanditWorld.with_counts`)."""
+"""The service's default policy, which reads surface counts (`BanditWorld.with_counts`)."""
 
 
 def _made(name: str, **options: object) -> Make:
-    """Return a function that makes one of the service's policies with these options, for a world's vectors."""
+    """Return a function that builds one of the service's policies with these options for a given world."""
 
     def make(world: BanditWorld, seed: int) -> Policy:
         seeded = {"network_seed": seed} if name in ("mlp", "neural-ucb") else {}
         return build_policy(
             name,
             {**options, **seeded},
-            # A policy that reads surface counts adds their number itself.
+            # A policy that reads surface counts adds their number to `query_dim` itself.
             query_dim=world.queries.shape[1] - (len(COUNTS) if name == DEFAULT else 0),
             action_dim=len(world.vectors[0].embedding),
         )
@@ -61,7 +61,7 @@ class Coordinates(LinUCB):
         super().__init__(FeatureMap(sizes), LinUCBSettings(alpha=alpha), name="coordinates")
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Offer these actions, with their coordinates appended to their embeddings."""
+        """Make these actions available, with their coordinates appended to their embeddings."""
         longer = [np.concatenate([a.embedding, SHARE * self._plain[a.action_id]]) for a in actions]
         super().offer([replace(a, embedding=e) for a, e in zip(actions, longer, strict=True)], price_factors)
 
@@ -70,9 +70,10 @@ COORDINATES, SHARE = 7, 0.5  # number of coordinates, and their weight relative 
 
 
 def plain_coordinates(world: BanditWorld) -> Array:
-    """Return 1, size, size², width, width², drafts per step and size·width of every arm, each in [0, 1].
+    """Return (1, size, size², width, width², drafts, size·width) for every arm, each in [0, 1].
 
-    Size is the model's rank in the catalogue's order; width is log₂(QP·CP)/6. If no arm searches, all sizes are 0.
+    Size is the model's scaled rank in the order of the arms, width is log₂(QP·CP)/6, and drafts is log₂(CP)/6. If no
+    arm searches, all sizes are 0.
     """
     arms = world.outcomes.arms
     models = list(dict.fromkeys(arm.model for arm in arms))
@@ -136,16 +137,16 @@ ALL: Mapping[str, Make] = {**PAPER, **ABLATIONS, **OWN, **SERVICE}
 # The generic prior: variances of the blocks of the policy's coefficients, estimated from the tables' histories.
 #
 # The shipped values (`agents.bandit.variances.USUAL`) were rounded by hand from such estimates. Replacing them with
-# estimates from all tables but one simulates an unseen fleet on that table (leave one out).
+# estimates from all tables but one simulates an unseen fleet on the remaining table (leave one out).
 
-FEW = 200  # questions of the first estimate, too few for supervised directions; the second uses all questions
+FEW = 200  # questions in the first estimate, too few for supervised directions; the second uses all questions
 
 Usual = Mapping[str, tuple[float, float]]
 """The variances of accuracy and of cost for each kind of block, as in `variances.USUAL`."""
 
 
 def estimated(world: BanditWorld) -> Usual:
-    """Return the variances on a table's history, as geometric means of the estimates from 200 and from all questions.
+    """Return the variances on a table's history: geometric means of an estimate from 200 questions and one from all.
 
     Args:
         world: The world, without surface counts; its live questions are not used.
@@ -213,7 +214,7 @@ class Fitted:
     def of(cls, world: BanditWorld, history: Sequence[int]) -> "Fitted":
         """Return the regressions for a world with surface counts; only history determines how features are scaled.
 
-        Categories are features, too.
+        Categories are also features.
         """
         vector, surface = np.split(world.queries, [world.queries.shape[1] - len(COUNTS)], axis=1)
         seen = surface[list(history)]
@@ -221,7 +222,7 @@ class Fitted:
         # Scale the counts to a total variance of 1, like the embedding of length 1.
         scaled = (surface - seen.mean(axis=0)) / np.where(spread > 0, spread, 1.0) / len(COUNTS) ** 0.5
         o = world.outcomes
-        # One column for each category, of length 1 for its questions.
+        # One indicator column per category, which is 1 for its questions.
         known = sorted({each for own in world.categories for each in own})
         shown = np.array([[each in own for each in known] for own in world.categories], dtype=float)
         parts = [vector, scaled, *([shown] if known else [])]
@@ -239,7 +240,7 @@ class Fitted:
         return accuracy, np.exp(by_leaving_one_out(seen[fitted], self.log_cost[fitted], seen[new]))
 
     def left_out(self) -> tuple[Array, Array]:
-        """Return the accuracy and cost of every arm on the questions of history, each predicted from other folds."""
+        """Return the accuracy and cost of every arm on history's questions, each predicted from the other folds."""
         shape = (len(self.history), self.correct.shape[1])
         accuracy, cost = np.empty(shape), np.empty(shape)
         own = np.array(self.history)
@@ -256,12 +257,12 @@ def best_arms(accuracy: Array, cost: Array, price: float) -> list[int]:
 
 
 def solved_prices(fitted: Fitted, best: int, shares: Sequence[float]) -> list[float]:
-    """Return, for each share, the highest price at which cross-fitted choices on history still reach it.
+    """Return, for each share of an arm's accuracy, the highest price at which cross-fitted choices still reach it.
 
     Args:
         fitted: The regressions, fitted on history.
         best: The arm whose accuracy on history is the reference.
-        shares: Shares of that accuracy.
+        shares: The shares of that accuracy to reach on history.
 
     Returns:
         Prices per unit of cost; 0 for a share that no price reaches.
@@ -277,7 +278,7 @@ def solved_prices(fitted: Fitted, best: int, shares: Sequence[float]) -> list[fl
 
 
 class OnlineRidge:
-    """The same regressions, refitted after every hundred choices on history and the outcomes of their own choices.
+    """The regressions of `Fitted`, refitted after every hundred choices on history and the outcomes of those choices.
 
     Args:
         fitted: The regressions, fitted on history.
@@ -295,11 +296,11 @@ class OnlineRidge:
         arms = fitted.correct.shape[1]
         self._gram = np.repeat((x.T @ x)[None], arms, axis=0)
         self._right = np.stack([x.T @ fitted.correct[own], x.T @ fitted.log_cost[own]])  # (2, d + 1, A)
-        # The constant is not penalised, except by a trace that keeps the system solvable.
+        # The constant's penalty is only large enough to keep the system solvable.
         self._free = np.concatenate([[1e-9], np.ones(seen.shape[1])])
         self._weights = np.empty_like(self._right)
         for term in range(len(self._weights)):
-            # On history all arms have the same questions, so they share one Gram matrix.
+            # On history, every arm has an outcome for every question, so all arms share one Gram matrix.
             self._weights[term] = self._solved(self._gram[0], self._right[term], term)
 
     def _solved(self, gram: Array, right: Array, term: int) -> Array:

@@ -1,8 +1,8 @@
-"""Savings and losses from path-aware early exit (§3.3), on our recordings and replayed on others' step scores.
+"""Savings and losses from path-aware early exit (§3.3), in our recordings and in a replay on others' step scores.
 
 Our recordings were run with and without early exit. The replay assumes that the paths of a problem advance in parallel,
-one step at a time. The scores then determine which paths the product's rule would have stopped, and whether the answer
-would have changed.
+one step at a time, so that the scores determine which paths the product's rule would have stopped and whether the
+answer would have changed.
 """
 
 import csv
@@ -30,7 +30,7 @@ PARTS = {
 
 
 def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
-    """Return savings and losses from early exit over all searches, by depth of the answer without it, and by width.
+    """Return savings and losses from early exit over all searches, by the answer's depth without it, and by width.
 
     Accuracy is in percent, compute in TFLOPs, memory in TB and cost in tera-eFLOPs, each a mean over searches with an
     interval over questions. Changes are ratios of means (differences for accuracy), with bootstrap intervals over
@@ -69,7 +69,7 @@ def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
 
 
 def stragglers(off: Outcomes) -> dict[str, Any]:
-    """Return the possible saving, which is how long searches of several paths continue after their answer is finished.
+    """Return how long searches with several paths continue after their answer is finished: the possible saving.
 
     Args:
         off: Outcomes without early exit.
@@ -132,9 +132,9 @@ class Replayed:
     """Effect of early exit on one problem's paths.
 
     Attributes:
-        steps: Number of steps of all paths.
-        taken: Number of steps of all paths until each was stopped or finished.
-        beyond: Steps of the longest path after the best path was finished.
+        steps: Total number of steps of all paths.
+        taken: Total number of steps of all paths until each was stopped or finished.
+        beyond: Number of steps that the longest path took after the best path was finished.
         ended: Sequential steps until the end of the search, which determine the decoding time.
         longest: Sequential steps until the end of the search without early exit.
         best: Index of the path with the best mean score.
@@ -253,7 +253,7 @@ def _drafted(folder: Path) -> Iterator[tuple[str, str, Drafted]]:
 
 
 def _of_width(drafts: Sequence[Drafted], width: int, rng: np.random.Generator, eta: float) -> Array:
-    """Return means over draws: sequential and all steps, each with and without exit, and the change of correctness."""
+    """Return means over draws: sequential steps and all steps, with and without exit, and the change in correctness."""
     rows = []
     for _ in range(TIMES):
         taken = [drafts[i] for i in rng.integers(len(drafts), size=width)]
@@ -264,7 +264,7 @@ def _of_width(drafts: Sequence[Drafted], width: int, rng: np.random.Generator, e
 
 
 def _shares(after: Array, before: Array, drawn: np.ndarray) -> dict[str, float]:
-    """Return the change of a sum in percent, with its interval over draws."""
+    """Return the change in a sum, in percent, with its interval over draws."""
 
     def change(i: np.ndarray) -> Array:
         return np.asarray(100 * (after[i].sum(axis=-1) / before[i].sum(axis=-1) - 1))

@@ -21,7 +21,7 @@ matplotlib.use("Agg")
 
 FEW = 50  # groups with fewer searches are in the table but are not drawn
 LETTER, LINE = 6.0, 11.0  # width and height of a label's letters, in pixels
-METADATA = {"Software": None}  # no version of the software, so that the same runs give the same bytes
+METADATA = {"Software": None}  # omits the software's version, so that the same runs give the same bytes
 TITLES = {
     "tts": "TTS (smallest model)",
     "routing": "Routing (one path)",
@@ -45,7 +45,7 @@ COLOURS = {
 
 
 def draw(folder: Path, world: BanditWorld, results: Results) -> dict[str, Path]:
-    """Draw every figure for which there are results; return the files by name."""
+    """Draw every figure for which there are results; return the files keyed by figure name."""
     tables, runs, worlds = results.tables, results.runs, spaces(world)
     joint = "uis" if "uis" in worlds else "all"
     drawn: dict[str, Path] = {}
@@ -77,7 +77,7 @@ def curves(path: Path, runs: Runs, panels: Sequence[tuple[str, str]], world: Ban
 
     Args:
         path: The PNG.
-        runs: The runs by (name, mode, policy).
+        runs: The runs, keyed by (name, mode, policy).
         panels: The (name, mode) of each column.
         world: The world, for the unit of cost.
     """
@@ -181,7 +181,7 @@ def joint_frontier(path: Path, worlds: Mapping[str, BanditWorld]) -> None:
 
 
 def _mixes(axis: Any, accuracy: np.ndarray, cost: np.ndarray, unit: float, **style: Any) -> None:
-    """Draw the cheapest mixes of points, which are straight lines in cost and so curves on a logarithmic axis."""
+    """Draw the cheapest mixes of points. They are straight lines in cost, so curves on a logarithmic axis."""
     right, paid = hull(accuracy, cost)
     fine = np.geomspace(paid[0], paid[-1], 200) if len(paid) > 1 else paid
     axis.plot(fine / unit, 100 * np.interp(fine, paid, right), **{"linewidth": 1.3, **style})
@@ -260,10 +260,10 @@ ROWS: Mapping[str, tuple[str, str, str]] = {
     "ridge_from_history": ("a ridge regression on the same history that never learns again", "#b4541a", "s"),
     "default": ("UniScale-Streams without history", "#1660a8", "D"),
 }
-"""Rows to draw of each table's frontier: description, colour and marker, which is hollow for rows without history."""
+"""The rows to draw from each table's frontier: description, colour and marker (hollow for rows without history)."""
 
 OPEN, COLUMN, RIGHT = 1.08, 1.13, 1.5
-"""Positions on the axis where unbounded intervals are cut, where figures are written, and where the axis ends."""
+"""Positions on the axis at which unbounded intervals are cut, figures are printed, and the axis ends."""
 
 
 def fleets(path: Path, tables: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 Figure 1 shows the gain of the joint space of model and search over either alone. Each space may mix its configurations
 at random. The mix is chosen on history and judged on the live questions. Choosing it on the live questions themselves
-would favour the largest space, because the best of 168 profits more from chance than the best of six.
+would favour the largest space, because the best of 168 configurations profits more from chance than the best of six.
 """
 
 import hashlib
@@ -40,10 +40,10 @@ WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 
 PRICES = (
     0.0,
     *(2.0**k for k in range(-8, 9)),
-)  # λ, in accuracy (from 0 to 1) per cost of the best arm on history
+)  # λ, in accuracy (from 0 to 1) per mean cost of the best arm on history
 ENOUGH = 12  # number of prices; with fewer, a mix may lack the point that it needs
-LEARNT = 2_000  # rounds on history, which are not counted
-FEWEST = 10  # minimum number of questions of history, and of live ones
+LEARNT = 2_000  # number of rounds on history, which are not judged
+FEWEST = 10  # minimum number of history questions, and of live questions
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Player:
     Attributes:
         policy: Name of the policy in `contenders`.
         warm_up: Number of warm-up rounds.
-        after_history: Whether it has learned on history from its own choices.
+        after_history: Whether it first learns on history, from its own choices.
         prior: Whether it starts from a prior made from history.
-        linear: Whether its objectives are prices of linear cost, and surface counts are appended to the embedding.
+        linear: Whether its objectives are prices of linear cost and its embeddings include surface counts.
         context: Whether it also sees the questions' categories.
     """
 
@@ -93,14 +93,14 @@ AFTER_HISTORY: Mapping[str, Player] = {
 
 
 ELSEWHERE: Mapping[str, Player] = {PARETO: Player(PARETO, warm_up=0, linear=True, prior=True)}
-"""The learner of another project, which is run if an interpreter with its package is given."""
+"""ParetoBandit, a third-party learner. It runs only if an interpreter that has its package installed is given."""
 RIDGES = ("experiments/contenders.py", "experiments/ridge.py")
 APART: Mapping[str, tuple[str, ...]] = {
     STATIC: RIDGES,
     ONLINE: RIDGES,
     PARETO: ("experiments/paretobandit.py",),
 }
-"""The rows that are not our policies, and the files on which their choices depend."""
+"""The rows that do not run our policies, and the files on which their choices depend."""
 POLICIES = (
     "agents/bandit",
     "experiments/contenders.py",
@@ -119,13 +119,13 @@ class Terms:
         history: Number of questions of history from which a row learns, redrawn in each order; None for all.
         live: Approximate number of live questions to ask, chosen by a hash of their ids; None for all.
         prices: Number of prices, placed according to history; None or eighteen for the fixed `PRICES`.
-        half: If given, history is split in two; this half is judged and the other is history. None judges the live
-            questions.
-        batch: Number of queries decided together.
+        half: If given, history is split into two halves; this one is judged, and the other one serves as history. None
+            judges the live questions.
+        batch: Number of queries per batch of decisions.
         ceilings: Whether to include the ceilings.
         paretobandit: An interpreter with ParetoBandit's package; None omits its row.
         context: The category that the rows `…_with_context` also see (`BanditWorld.with_context`); None omits them.
-        usual: Usual variances to use instead of the shipped ones; None for the shipped ones.
+        usual: Usual variances that replace the shipped ones; None keeps the shipped ones.
         journal: Games that have already been played.
     """
 
@@ -141,14 +141,14 @@ class Terms:
     journal: Journal = field(default_factory=Journal)
 
     def split(self, question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Return the indices of all questions of history, and of the questions to judge."""
+        """Return the indices of all history questions, and of the questions to judge."""
         past, now = split(question_ids) if self.half is None else halves(question_ids, self.half)
         if self.live is not None and self.live < len(now):
             now = [q for q in now if is_history(f"first/{question_ids[q]}", self.live / len(now))]
         return past, now
 
     def drawn(self, history: Sequence[int], seed: int) -> list[int]:
-        """Return the questions of history from which a row learns in an order.
+        """Return the history questions from which a row learns in the order with this seed.
 
         Raises:
             OutcomeError: History has fewer questions than requested.
@@ -164,7 +164,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Tables, and the points to draw in the figure, which are (accuracies, costs) of each row and of the arms."""
+    """Tables, and the points to draw in the figure: (accuracies, costs) for each row and for the arms."""
 
     tables: dict[str, Any] = field(default_factory=dict)
     points: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
@@ -181,8 +181,8 @@ def frontier(
     Args:
         world: The world, with all its arms available.
         scope: How much to run; its `more_seeds` determine the orders.
-        players: The rows besides the fixed mix and the ceilings; by default those that learn only on the live questions
-            or from a prior and, in a whole run, also those that first learn on history.
+        players: The rows in addition to the fixed mix and the ceilings. By default, these are the rows that learn only
+            on the live questions or start from a prior and, in a whole run, also those that first learn on history.
         terms: Terms of the comparison; by default a third of the questions is history, and all others are asked.
     """
     o, terms = world.outcomes, terms or Terms()
@@ -276,14 +276,14 @@ def most_accurate(points: Points) -> int:
 
 
 def corners_of(points: Points) -> list[int]:
-    """Return the arms of which the cheapest mixes consist."""
+    """Return the arms that make up the cheapest mixes."""
     accuracy, cost = points.accuracy.mean(axis=1), points.cost.mean(axis=1)
     kept = set(zip(*(each.tolist() for each in hull(accuracy, cost)), strict=True))
     return [i for i, pair in enumerate(zip(accuracy.tolist(), cost.tolist(), strict=True)) if pair in kept]
 
 
 def _known(world: BanditWorld) -> dict[str, list[str]]:
-    """Return further information for ceilings: each question's family and level, if they vary and are not the same."""
+    """Return further information for ceilings: each question's family and level, if they vary and differ."""
     asked = world.outcomes.questions
     families, levels = [each.family for each in asked], [each.level for each in asked]
     found = {
@@ -295,7 +295,7 @@ def _known(world: BanditWorld) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class _Task:
-    """Games of one row in one order, with the questions that the row may use."""
+    """The games of one row in one order, and the questions that the row may use."""
 
     world: BanditWorld
     player: Player
@@ -310,7 +310,7 @@ class _Task:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Return the question of every round: any of history first, which are not counted, then the live ones."""
+        """Return the question of every round: first any of history, which are not judged, then the live ones."""
         rng = np.random.default_rng([self.seed, 7])
         before = rng.choice(self.history, size=LEARNT).tolist() if self.player.after_history else []
         return (*before, *rng.permutation(self.live).tolist())
@@ -384,7 +384,7 @@ class _Table:
     def _played(
         self, player: Player, wanted: Mapping[int, Sequence[Game]], objectives: Sequence[Objective]
     ) -> Iterator[tuple[_Task, list[list[int]]]]:
-        """Play the games that the journal lacks; yield them by order, or one by one if this process plays alone."""
+        """Play the games that the journal lacks; yield them per order, or one at a time without worker processes."""
         held = self._terms.journal.games
         tasks: list[_Task] = []
         for seed, games in wanted.items():
@@ -456,8 +456,8 @@ class _Table:
 def prices(fitted: Fitted, best: int, count: int) -> list[float]:
     """Return 0 and prices per unit of cost that cover the targets, as estimated on history.
 
-    They span the prices at which a router cross-fitted on history reaches 98, 95, 90 and 85 % of the best arm's
-    accuracy there, and extend somewhat beyond them on either side.
+    They cover the prices at which a router cross-fitted on history reaches 98, 95, 90 and 85 % of the best arm's
+    accuracy on history, and extend somewhat beyond these on either side.
 
     Args:
         fitted: The regressions, fitted on all of history.
@@ -537,11 +537,11 @@ def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
     `accuracy` is that of the configuration that is most accurate on history. `area` is the mean accuracy of the
     cheapest mixes over the logarithm of the cost, in percent, from the joint space's cheapest configuration to its most
     accurate one. `uis_gains_points` is the joint space's area minus the scenario's, paired by question.
-    `uis_cost_ratio` is the joint space's cost of 90, 95 and 98 % of the scenario's accuracy, relative to the scenario's
-    cheapest mix.
+    `uis_cost_ratio` is the joint space's cost at 90, 95 and 98 % of the scenario's accuracy, relative to the cost of
+    the scenario's cheapest mix.
 
     Args:
-        worlds: Worlds by scenario; the result is empty without `uis`, `routing` and `tts`.
+        worlds: Worlds keyed by scenario; the result is empty unless they include `uis`, `routing` and `tts`.
     """
     if any(name not in worlds for name in SPACES):
         return {}

@@ -1,16 +1,16 @@
 """Journals, from which interrupted runs resume, and the record of every run on live questions.
 
-A journal is a file of JSON lines, one for each finished piece of work, which is on disk before the next piece starts.
-Killing the process loses only the work in progress. An incomplete last line is ignored when the file is read, and
-removed by the next write.
+A journal is a file of JSON lines, one for each finished piece of work. Each line is on disk before the next piece of
+work starts, so killing the process loses only the work in progress. An incomplete last line is ignored when the file is
+read, and removed by the next write.
 
 In the journal of a frontier, a line is a game: one row of a table on one history, in one order of the questions, at one
 price. It contains the chosen arms, round by round, from which accuracy and cost follow. A game is valid for one table
 of outcomes and one version of the code, both identified by digests. A verdict is the result of a whole run.
 
-In the journal of a recording, the first line contains the settings, and each further line a finished shard. Running a
-shard in further variants later, without early exit or with a different verifier, adds a line. Processes that share a
-recording each write their own journal and read those of the others.
+In the journal of a recording, the first line contains the settings, and each further line a finished shard. If a shard
+is run in further variants later (without early exit or with a different verifier), a line is added. Processes that
+share a recording each write their own journal and read those of the others.
 """
 
 import base64
@@ -42,7 +42,7 @@ class Game:
         history: Number of questions of history, or `third`; empty for none.
         order: Seed of the order.
         price: Price of linear cost, or the paper's weight of cost.
-        batch: Number of decisions made together.
+        batch: Number of queries per batch of decisions.
         code: Digest of the code that chose the arms.
     """
 
@@ -57,7 +57,7 @@ class Game:
 
 @dataclass
 class Journal:
-    """Games by their identity, stored in a file.
+    """Finished games, keyed by identity and stored in a file.
 
     Attributes:
         path: The file; None keeps the games only in memory.
@@ -101,7 +101,7 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Append one line and wait until it is on disk; an incomplete last line is removed first."""
+    """Append one line, after removing an incomplete last line, and wait until it is on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         if file.tell():
@@ -138,7 +138,7 @@ def record_live_run(about: Mapping[str, Any], path: Path = LIVE_RUNS) -> None:
 
 
 RunKey = tuple[str, str, bool]
-"""Identity of the searches of a shard that are run together: the shard's name, the verifier, and early exit or not."""
+"""Identity of a shard's searches that run together: the shard's name, the verifier, and whether early exit is on."""
 
 
 class JournalError(UniscaleError):
@@ -150,7 +150,7 @@ class SearchJournal:
 
     Args:
         path: Its file, which is created if missing.
-        settings: The settings on which the recording depends, which are stored in the first line.
+        settings: The settings on which the recording depends. They are stored in the first line.
         beside: Journals of other parts of the same recording.
 
     Raises:

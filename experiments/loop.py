@@ -1,8 +1,8 @@
-"""The experiment's loop (Alg. 1) and its scenarios. A uniform warm-up precedes the policy; each round yields a row.
+"""The experiment's loop (Alg. 1) and its scenarios. A uniform warm-up precedes the policy, and each round yields a row.
 
 Randomness belongs to the trial, not to the policy: the order of questions, the warm-up choices and the recorded sample
-that each (question, arm) realises depend only on the seed. So all policies see the same world under a seed, and their
-differences are paired.
+that each (question, arm) realises depend only on the seed. With the same seed, all policies therefore see the same
+world, and their differences are paired.
 """
 
 import heapq
@@ -25,7 +25,7 @@ SEEDS = (3, 23, 42, 50, 57)
 
 @dataclass(frozen=True)
 class Stage:
-    """The arms available and the objective in force from some round on."""
+    """The available arms and the objective, in force from a given round on."""
 
     arms: tuple[int, ...]
     objective: Objective
@@ -36,14 +36,15 @@ class FeedbackChannel:
     """How feedback is delayed, lost or corrupted.
 
     Attributes:
-        in_flight: Number of decisions made until the reward of the first arrives; 1 for no delay.
-        shuffled: Whether delays are uniform between zero and twice that delay, so that rewards arrive out of order.
+        in_flight: Number of decisions made before the first one's reward arrives; 1 for no delay.
+        shuffled: Whether delays are uniform from zero to twice the usual delay, so that rewards arrive out of order.
         kept: Probability that a reward arrives at all.
-        censored: Probability that the reward of a wrong answer never arrives, so rewards are not missing at random.
-        duplicated: Probability that a reward arrives twice; the second is dropped by its identity, as in production.
+        censored: Probability that the reward of a wrong answer never arrives, which biases the rewards that do arrive.
+        duplicated: Probability that a reward arrives twice; the duplicate is recognised by its id and dropped, as in
+            production.
         poisoned: Probability that a reward's correctness is inverted.
-        two_stage: Whether score and cost arrive at once, with correctness imputed from the score, and only the
-            correction is late or lost.
+        two_stage: Whether score and cost arrive immediately, with correctness imputed from the score, so that only the
+            correction can be late or lost.
     """
 
     in_flight: int = 1
@@ -61,7 +62,7 @@ class Trial:
 
     Attributes:
         world: Questions, arms and outcomes.
-        seed: Seed of everything random in it.
+        seed: Seed of all its randomness.
         order: Index of the question of each round.
         sample: The recorded sample that each (question, arm) realises, shape (Q, A).
         stages: Stages by their first round; the first starts at round 1.
@@ -102,8 +103,8 @@ class Step:
     """One round.
 
     Attributes:
-        best: The reward of the best realised outcome of its question among the available arms.
-        best_of_all: The reward of the best realised outcome among all arms of the world.
+        best: The highest realised reward on its question among the available arms.
+        best_of_all: The highest realised reward on its question among all arms of the world.
     """
 
     round: int
@@ -200,13 +201,13 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
 
 
 def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array] | None = None) -> list[int]:
-    """Return the arm of every round; the policy decides and learns in batches, as in the service.
+    """Return the arm of every round. The policy decides and learns in batches, as in the service.
 
     Args:
         policy: A new policy, possibly started from a prior.
-        trial: The trial; every outcome arrives as soon as its batch is decided.
-        batch: Number of queries decided together; with 1, the choices are those of `play`.
-        worse: A round, and the correctness of each question and arm from that round on, shape (Q, A); the policy is
+        trial: The trial. Every outcome arrives right after the decisions of its batch.
+        batch: Number of queries per batch of decisions; with 1, the choices are the same as with `play`.
+        worse: A round, and the correctness of each question and arm from that round on, shape (Q, A). The policy is
             not notified.
     """
     world, outcomes = trial.world, trial.world.outcomes
@@ -214,7 +215,7 @@ def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array
         trial.realised(array) for array in (outcomes.correct, outcomes.score, outcomes.log_cost)
     )
     index = {vector.action_id: i for i, vector in enumerate(world.vectors)}
-    # A batch ends where something changes.
+    # A new batch starts wherever the stage or the outcomes change.
     begins = sorted({*trial.stages, trial.warm_up + 1, len(trial.order) + 1, *(worse or ())[:1]})
     taken: list[int] = []
     offered: tuple[int, ...] = ()
@@ -267,11 +268,11 @@ def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array
 
 
 def follow(trial: Trial, choose: Callable[[int, Array], int]) -> Iterator[Step]:
-    """Yield the rounds of a player that does not learn, such as hindsight or a policy's recorded choices.
+    """Yield the rounds of a player that does not learn, such as an oracle or a policy's recorded choices.
 
     Args:
         trial: The trial; its warm-up is the same as for policies.
-        choose: Returns an arm, given a round and the rewards of all arms in it, with NaN for unavailable arms.
+        choose: Returns an arm, given a round and the rewards of all arms in that round, with NaN for unavailable arms.
     """
     realised = trial.terms()
     for at, question in enumerate(trial.order, 1):
@@ -336,7 +337,7 @@ class _Post:
             heapq.heappush(self.waiting, (due, self.sent, told))
 
     def deliver(self, at: int) -> None:
-        """Let the policy learn from the rewards that are due, each once."""
+        """Let the policy learn from the rewards that are due, from each only once."""
         while self.waiting and self.waiting[0][0] <= at:
             _, _, told = heapq.heappop(self.waiting)
             if told.observation_id in self.learnt:
@@ -374,7 +375,7 @@ BEST_OF = 20
 
 
 def best_route_space(catalogue: Catalogue) -> ActionSpace:
-    """Return the space of BEST-Route*, 120 actions for six models."""
+    """Return the action space of BEST-Route*, which has 120 actions for six models."""
     counts = range(1, BEST_OF + 1)
     return ActionSpace(
         tuple(Action(model=m, qp=n, cp=1, bs=1) for m in catalogue.model_names for n in counts)
@@ -389,7 +390,7 @@ DRIFTING = 2  # number of models that are added or removed, the smallest ones (0
 def spaces(world: BanditWorld) -> dict[str, BanditWorld]:
     """Return the scenarios' worlds: `tts`, `routing`, `uis` and `best_route` for recordings, `all` for other tables.
 
-    Those of a recording all use the cost bounds of the whole UIS table.
+    All worlds of a recording use the cost bounds of the whole UIS table.
     """
     arms = world.outcomes.arms
     uis = [i for i, arm in enumerate(arms) if (arm.qp, arm.cp) in PAIRS]
@@ -416,7 +417,7 @@ def models_of(world: BanditWorld) -> list[str]:
 
 
 def steady(world: BanditWorld, mode: str, *, dense: bool = True) -> dict[int, Stage]:
-    """Return the single stage of a scenario without drift."""
+    """Return the only stage of a scenario without drift."""
     return {1: Stage(tuple(range(len(world.vectors))), world.objective(mode, dense=dense))}
 
 

@@ -1,9 +1,9 @@
 """Off-policy evaluation on logged traffic: replay, IPS, SNIPS and DR.
 
-A log contains the action of each decision, its propensity and its reward. If the logged policy rarely chose what the
-evaluated policy would, an estimate depends on few decisions. The effective sample size (Σw)²/Σw² measures this; if it
-is below a floor, no estimate is given. The interval of SNIPS is by bootstrap, because the usual formula normalises
-decision by decision and gives too narrow an interval.
+A log contains the action, the propensity and the reward of each decision. If the logged policy rarely chose what the
+evaluated policy would choose, an estimate depends on few decisions. The effective sample size (Σw)²/Σw² measures this;
+if it is below a floor, no estimate is given. The interval of SNIPS is by bootstrap, because the usual formula
+normalises each decision separately, which gives too narrow an interval.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ DRAWS = 1_000
 
 
 class EvaluationError(UniscaleError):
-    """A log does not support an estimate. The message says why and what to log."""
+    """A log does not support an estimate. The message says why, and what to log instead."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LoggedDecisions:
 
     Attributes:
         actions: The chosen actions, shape (n,).
-        propensities: Their probabilities when they were chosen, in (0, 1], shape (n,).
+        propensities: The probabilities with which they were chosen, in (0, 1], shape (n,).
         rewards: Their rewards, shape (n,).
     """
 
@@ -74,7 +74,7 @@ class Estimate:
 
 
 def replay(log: LoggedDecisions, chosen: Sequence[int], *, floor: float = FLOOR) -> Estimate:
-    """Return the mean reward where a deterministic policy agrees with the log, which must be of a uniform policy.
+    """Return the mean reward of the decisions on which a deterministic policy agrees with the log of a uniform policy.
 
     Args:
         log: The log of a uniform policy.
@@ -94,7 +94,7 @@ def replay(log: LoggedDecisions, chosen: Sequence[int], *, floor: float = FLOOR)
 
 
 def ips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
-    """Return the inverse-propensity estimate, which is unbiased but has a high variance if weights are large.
+    """Return the inverse-propensity estimate, which is unbiased but has high variance if weights are large.
 
     Args:
         log: The log.
@@ -109,7 +109,7 @@ def ips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -> 
 
 
 def snips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
-    """Return the self-normalised estimate, which is slightly biased but varies much less; arguments as for `ips`."""
+    """Return the self-normalised estimate, which is slightly biased but varies much less. Arguments as for `ips`."""
     w = _weights(log, probabilities, floor)
     return _bootstrap(
         lambda i: float((w[i] * log.rewards[i]).sum() / max(w[i].sum(), 1e-12)), log, effective(w)
@@ -119,7 +119,7 @@ def snips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -
 def doubly_robust(
     log: LoggedDecisions, probabilities: Array, predicted: Array, *, floor: float = FLOOR
 ) -> Estimate:
-    """Return the doubly robust estimate, which is consistent if either the propensities or the model are right.
+    """Return the doubly robust estimate, which is consistent if either the propensities or the model is correct.
 
     Args:
         log: The log.
@@ -155,7 +155,7 @@ def greedy_probabilities(chosen: Sequence[int], actions: int) -> Array:
 def cross_fitted(
     features: Array, log: LoggedDecisions, actions: int, *, folds: int = 5, ridge: float = 1.0
 ) -> Array:
-    """Return predicted rewards, shape (n, A), from a ridge regression per action that is fitted on other decisions.
+    """Return predicted rewards, shape (n, A), from one ridge regression per action, fitted on the other folds.
 
     Args:
         features: Features of each decision, shape (n, d).

@@ -29,12 +29,12 @@ Array = npt.NDArray[np.float64]
 
 
 class OutcomeError(UniscaleError):
-    """An outcome table cannot be used. The message names file, row, column and the fix."""
+    """An outcome table cannot be used. The message names the file, the row, the column and the fix."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm, which is an action of ours (model, qp, cp, bs) or any other choice, identified by its id."""
+    """One arm: either one of our actions (model, qp, cp, bs) or any other choice, identified by its id."""
 
     arm_id: str
     model: str
@@ -46,7 +46,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class QuestionInfo:
-    """One question, with its text, level and family of tasks, each of which is empty if unknown."""
+    """One question. Its text, level and task family are empty if unknown."""
 
     question_id: str
     text: str
@@ -66,7 +66,7 @@ class Outcomes:
         score: V(y*), of the same shape; equal to `correct` if the source has no score.
         log_cost: Natural logarithm of the cost, of the same shape.
         unit: Unit of the cost; `eFLOPs` in our recordings.
-        extra: Further columns of the same shape, by name.
+        extra: Further columns of the same shape, keyed by name.
         dense: Whether `score` is from a verifier.
     """
 
@@ -244,7 +244,7 @@ class BanditWorld:
         queries: s_q, shape (Q, d).
         vectors: One vector per arm, in the outcomes' order.
         bounds: (minimum, maximum) of log C over the whole original table, shared by all scenarios.
-        texts: The embedded texts and the encoder's name; together with the outcomes they identify the world.
+        texts: The embedded texts and the encoder's name; together with the outcomes, they identify the world.
         categories: The categories `key=value` of each question; empty if no question has any.
     """
 
@@ -279,11 +279,11 @@ class BanditWorld:
         return self.categories[question] if self.categories else ()
 
     def with_context(self, column: str, history: Sequence[int]) -> "BanditWorld":
-        """Return the same questions, each with a category.
+        """Return the world with a category for each question.
 
         Args:
-            column: `family` or `level`, whose most frequent values on history become the listed categories; or
-                `random:N`, for N categories without meaning.
+            column: `family` or `level`, whose most frequent values on history are the listed categories; or
+                `random:N`, for N arbitrary categories.
             history: Indices of the questions of history.
 
         Raises:
@@ -305,7 +305,7 @@ class BanditWorld:
         return replace(self, categories=shown)
 
     def lean(self) -> "BanditWorld":
-        """Return the world without the further columns, which no policy reads, for sending to worker processes."""
+        """Return the world without the further columns, which no policy reads, to send less to worker processes."""
         return replace(self, outcomes=replace(self.outcomes, extra={}))
 
     def with_counts(self) -> "BanditWorld":
@@ -314,10 +314,10 @@ class BanditWorld:
         return replace(self, queries=with_counts(self.queries, texts))
 
     def spanned(self) -> "BanditWorld":
-        """Return the same questions in coordinates of their own span, if it has fewer dimensions.
+        """Return the same questions in coordinates of the subspace that they span, if it has fewer dimensions.
 
         Lengths and angles stay the same, and so do the choices of linear and nearest-neighbour policies. A learner on
-        142 questions then inverts a matrix of 142 columns instead of the encoder's 384.
+        142 questions then inverts a matrix with 142 columns instead of the encoder's 384.
         """
         if len(self.queries) >= self.queries.shape[1]:
             return self
@@ -325,7 +325,7 @@ class BanditWorld:
         return replace(self, queries=u * s)
 
     def objective(self, mode: str, *, dense: bool = True) -> Objective:
-        """Return the objective of a mode; without dense feedback, the score's weight is added to correctness."""
+        """Return the objective of a mode; without dense feedback, correctness also gets the score's weight."""
         w = MODES[mode]
         low, high = self.bounds
         correct, score = (w.correct, w.score) if dense else (w.correct + w.score, 0.0)
@@ -346,7 +346,7 @@ def build_world(
     Args:
         outcomes: The whole table.
         encoder: Encodes questions and arms.
-        catalogue: Describes our own arms (App. B.2); others are described by their name.
+        catalogue: Describes our own arms (App. B.2); other arms are described by their own description or id.
         cache: A folder that caches vectors; None for no cache.
     """
     queries = embed_actions(encoder, [each.text for each in outcomes.questions], cache)
@@ -362,7 +362,7 @@ def build_world(
 
 
 def _drawn(question_id: str, count: int) -> int:
-    """Return a category without meaning, always the same for a question."""
+    """Return an arbitrary category for a question, derived from its id so that it is stable across runs."""
     return int.from_bytes(hashlib.sha256(f"random/{question_id}".encode()).digest()[:8], "big") % count
 
 

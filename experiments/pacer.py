@@ -1,4 +1,4 @@
-"""Tests the pacer's control of mean cost while models are added and removed, and prices rise.
+"""Tests how well the pacer controls mean cost while models are added and removed and prices rise.
 
 One learner with a prior from history serves a mean-cost objective over six phases of questions drawn with replacement
 from the live ones. Its target is the cost of the cheapest fixed mix that reaches 95 % of the best arm's accuracy on
@@ -29,7 +29,7 @@ PHASES = ("steady", "model added", "model removed", "price × 3", "searches × 3
 STEADY, LATER = 1_000, 500  # rounds of the first phase, and of each later phase
 SHARE = 0.95
 DEARER, LONGER = 3.0, 3.0
-RECENT = 200  # number of last rounds that determine the favourite model
+RECENT = 200  # number of most recent rounds that determine the favourite model
 WITHIN = 0.05
 
 
@@ -46,7 +46,7 @@ class Round:
 
 @dataclass
 class Market:
-    """The available arms with their prices and search lengths, and the traffic; they change from phase to phase."""
+    """What changes between phases: the available arms, their prices and search lengths, and the traffic."""
 
     arms: set[int]
     price: Array
@@ -60,8 +60,8 @@ def pacer(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     `cumulative_spend` is the mean cost since the target was set, divided by the target, at the end of the phase.
     `furthest` is its largest deviation from 1 within the phase, from round 1,000 on. `accuracy_gain_points` is the
     accuracy minus that of the best fixed mix of available arms with the same cost, computed from the arms' true means,
-    which the learner does not know. `free_percent` is the share of queries at λ = 0, for which the arm predicted to be
-    most accurate costs less than the target.
+    which the learner does not know. `free_percent` is the share of queries at λ = 0. For these, the arm predicted to
+    be most accurate costs less than the target.
 
     Args:
         world: The world with all arms.
@@ -198,7 +198,7 @@ def _changed(
     phase: int,
     done: Sequence[tuple[Round, Market]],
 ) -> Market:
-    """Return the next phase's market; the policy is notified of its actions and prices."""
+    """Return the next phase's market, and notify the policy of its actions and prices."""
     arms, price, length = set(before.arms), before.price.copy(), before.length.copy()
     chances = before.chances
     of = [arm.model for arm in world.outcomes.arms]
@@ -226,7 +226,7 @@ def _mix_of_cost(world: BanditWorld, live: Sequence[int], market: Market, cost: 
     accuracy = (points.accuracy @ market.chances)[arms]
     paid = ((points.cost @ market.chances) * market.price * market.length)[arms]
     right, of = hull(accuracy, paid)
-    # Below the cheapest arm's cost there is no mix, so `interp` returns that arm's accuracy.
+    # No mix costs less than the cheapest arm. For lower costs, `interp` returns that arm's accuracy.
     return float(np.interp(cost, of, right))
 
 

@@ -112,7 +112,7 @@ def write_report(path: Path, tables: Mapping[str, Any], figures: Mapping[str, Pa
     Args:
         path: The HTML file.
         tables: The tables, as in tables.json.
-        figures: PNG files by name.
+        figures: PNG files, keyed by name.
     """
     o = tables["outcomes"]
     parts = [_head(o)]
@@ -175,7 +175,7 @@ def _tables(name: str, table: Mapping[str, Any], o: Mapping[str, Any]) -> Iterat
 
 
 def _at_targets(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a policy's row of the frontier without nesting, with ratios by target, area, and spread over orders."""
+    """Return a policy's row of the frontier without nesting: ratios by target, area, and spread over orders."""
     spread = row["over_orders"] or {}
     return {
         "mean_cost_ratio": row["mean_cost_ratio"],
@@ -241,7 +241,7 @@ def _number(value: float | str) -> str:
 
 
 def _depth(value: Any) -> int:
-    """Return the number of levels above the figures, which is 1 for a row."""
+    """Return how many levels of nesting a table has above its figures; a row has one."""
     if not isinstance(value, Mapping) or _is_figure(value):
         return 0
     return 1 + max((_depth(each) for each in value.values()), default=0)
@@ -306,12 +306,12 @@ BLOCK: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)", re.DOT
 
 
 def as_json(tables: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a tables.json, which are the same for the same tables."""
+    """Return tables as JSON; the same tables always give the same bytes."""
     return orjson.dumps(tables, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
 
 
 def write_run(out: Path, world: BanditWorld, results: Results) -> dict[str, Path]:
-    """Write a run's tables.json, figures and report.html to a folder; return the figures by name."""
+    """Write a run's tables.json, figures and report.html to a folder; return the figures keyed by name."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "tables.json").write_bytes(as_json(results.tables))
     drawn = figures.draw(out, world, results)
@@ -328,7 +328,7 @@ def write_results(
         folder: A folder that contains only results. If it has no page, one with only tables and figures is created.
         tables_json: The tables.json file.
         tables: The contents of that file.
-        drawn: PNG files by name.
+        drawn: PNG files, keyed by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for stale in set(folder.glob("*.png")) - {folder / path.name for path in drawn.values()}:
@@ -374,7 +374,7 @@ def filled(page: str, tables: Mapping[str, Any]) -> str:
 
 
 def _main(tables: Mapping[str, Any]) -> str:
-    """Return mean rewards in the joint space, the best in bold and the second best in italics, above the paper's."""
+    """Return our mean rewards in the joint space above the paper's, the best in bold, the second best in italics."""
     joint = tables["main"].get("uis") or tables["main"]["all"]
     lines = ["| mean reward | " + " | ".join(name.replace("_", " ") for name in POLICIES) + " |"]
     lines.append("|---|" + "---|" * len(POLICIES))
@@ -424,7 +424,7 @@ def _ranked(rows: Mapping[str, Any]) -> list[str]:
 
 
 def _paid(row: Mapping[str, Any]) -> str:
-    """Return a row's mean cost ratio with its interval; – if there is none."""
+    """Return a row's mean cost ratio with its interval, or "–" if there is none."""
     if (found := row["mean_cost_ratio"]) is None:
         return "–"
     ends = ["∞" if found[end] is None else f"{found[end]:.2f}" for end in ("low", "high")]

@@ -32,7 +32,7 @@ CODING_MODELS = slice(2, 4)  # the two middle models (4B and 8B in the paper)
 
 @dataclass(frozen=True)
 class Results:
-    """Tables and the figures' data: runs by scenario or ablation, mode and policy, and the points of the frontier."""
+    """Tables, and data for figures: runs by (scenario or ablation, mode, policy), and the points of the frontier."""
 
     tables: dict[str, Any]
     runs: Runs = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Beside:
-    """Recorded data that accompany a recording; None for any that are missing.
+    """Recorded data that accompany a recording; None for each kind that is missing.
 
     Attributes:
         without_exit: The same searches without early exit, with the same verifier.
@@ -99,7 +99,7 @@ def read_beside(source: Path, catalogue: Catalogue, cache: Path, verifier: str |
 def networks_wanted(world: BanditWorld) -> tuple[dict[str, BanditWorld], list[Name]]:
     """Return the scenarios' worlds, and the runs of MLP and NeuralUCB that they need, with the joint space first.
 
-    The Pareto table's modes in between the paper's two are run only on the joint space, and come last.
+    The Pareto table's modes between the paper's two are run only on the joint space, and come last.
     """
     worlds = {name: part for name, part in spaces(world).items() if name in MAIN}
     order = sorted(worlds, key=lambda name: (name not in ("uis", "all"), name))
@@ -251,7 +251,7 @@ def _both_limits(known: DepthLimit, on: Outcomes, off: Outcomes | None) -> dict[
 
 
 def _second_task(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return UniScale and baselines on the coding questions: two middle models, Cost-Sensitive (docs/readings.md)."""
+    """Return results on coding questions with the two middle models, under Cost-Sensitive (docs/readings.md)."""
     models = models_of(world)
     middle = set(models[CODING_MODELS] if len(models) > 2 else models)
     joint = spaces(world)["uis"]
@@ -313,7 +313,7 @@ def ablations(
 
 
 def regrets(runs: Sequence[Run], world: BanditWorld) -> dict[str, Any]:
-    """Return the regret at rounds 130 and 210, the latter also against all arms of the world, and every measure."""
+    """Return every measure, and the regret at rounds 130 and 210, at 210 also against all arms of the world."""
     return {
         "regret_130": summed([run.regret(130) for run in runs]),
         "regret_210": summed([run.regret(210) for run in runs]),
@@ -404,8 +404,9 @@ def which_oracle(
 ) -> dict[str, Any]:
     """Return each policy's regret per round, over its own rounds, against four optima.
 
-    `realised` is the paper's optimum, the best realised outcome of each question. `mean` is each question's arm with
-    the best mean over samples, `contextual` the best cross-fitted policy, and `fixed` the best single arm in hindsight.
+    `realised` is the paper's optimum, the best realised outcome of each question. `mean` is the arm with the best mean
+    over samples for each question, `contextual` the best cross-fitted policy, and `fixed` the best single arm in
+    hindsight.
     """
     objective, stages = world.objective(mode), steady(world, mode)
     means = world.rewards(objective).mean(axis=0)
@@ -428,7 +429,7 @@ def which_oracle(
 
 
 def _averaged(o: Outcomes) -> Outcomes:
-    """Return outcomes with a single sample, the mean of all samples; for the cost, the mean of its logarithm."""
+    """Return outcomes with a single sample, the mean of all samples. Costs are averaged as logarithms."""
     means = {name: getattr(o, name).mean(axis=0, keepdims=True) for name in ("correct", "score", "log_cost")}
     return replace(o, **means, extra={})
 
@@ -439,9 +440,10 @@ BINS = 20
 def verifier_scores(o: Outcomes) -> dict[str, Any]:
     """Return the AUROC pooled and within questions, the point-biserial correlation, and both distributions of scores.
 
-    The AUROC within questions is the mean over questions with both right and wrong answers. The pooled one is also high
-    for a score that only measures a question's difficulty. A wide search returns its path with the highest score, which
-    raises the score of right and wrong answers alike, so the AUROC within questions is also given for single paths.
+    The AUROC within questions is the mean over questions with both right and wrong answers. The pooled AUROC is high
+    even for a score that only measures a question's difficulty. A wide search returns the path with the highest score,
+    which raises the scores of right and wrong answers alike, so the AUROC within questions is also given for single
+    paths.
     """
     right, score = o.correct.ravel() > 0.5, o.score.ravel()
     if right.all() or not right.any():

@@ -1,10 +1,10 @@
-"""Runs ParetoBandit's own learner on our tables; a script for an interpreter that has its package (PyPI, Apache-2.0).
+"""Runs ParetoBandit's own learner on our tables. PYTHON is an interpreter that has its package (PyPI, Apache-2.0).
 
     PYTHON experiments/paretobandit.py GAMES.npz ARMS.npy
 
 The learner is its disjoint LinUCB with the defaults of version 0.1.1: 25 whitened principal directions of the encoder's
 vector and a constant, α 0.01, forgetting 0.997, and a prior from history that counts as 1,163.9 observations per arm.
-It subtracts a penalty from each arm's score, which is the price times the arm's mean cost on history.
+From each arm's score it subtracts a penalty, the price times the arm's mean cost on history.
 """
 
 import sys

@@ -70,9 +70,9 @@ def prior_of_outcomes(
 
 
 def control_of(outcomes: Outcomes, catalogue: Catalogue, *, history_only: bool = False) -> str:
-    """Return the recommended control action, which is the largest model's arm that is most accurate on history.
+    """Return the recommended control action: of the largest model's arms, the one that is most accurate on history.
 
-    Ties go to the cheaper arm. The demo uses it as a baseline.
+    Ties go to the cheaper arm. The demo uses this action as a baseline.
     """
     kept = [
         i for i, each in enumerate(outcomes.questions) if not history_only or is_history(each.question_id)

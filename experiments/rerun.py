@@ -1,8 +1,8 @@
 """Reruns recorded searches: latency by component, and both readings of the depth limit (§3.3).
 
 Latency has the components of the paper's table: embedding the query, the bandit (choice and update), generation,
-verification, and the rest of a search (control, cost and grading). The actions are embedded beforehand. Drafts have the
-seeds of the recording, so outcomes and choices are those of its tables.
+verification, and the rest of a search (control, cost and grading). The actions are embedded beforehand. Drafts use the
+recording's seeds, so outcomes and choices are the same as in its tables.
 
 A path cut off at the depth limit either stays out of P_done or counts as completed. H_max stops all live paths in the
 same step, so a search that reaches it ends there under both readings, with the same drafts and cost; only the answer
@@ -70,7 +70,7 @@ class Reopened:
         return str(self.settings["verifiers"][0])
 
     def search_id(self, question: Question, arm: Arm, sample: int) -> str:
-        """Return the id from which a recorded search's drafts derive; a derived best of N has that of its 64 paths."""
+        """Return the id from which a search's drafts derive; a derived best of N has the id of its 64-path search."""
         known = (arm.qp, arm.cp) in {tuple(pair) for pair in self.settings.get("searched", PAIRS)}
         source = action_of(arm) if known else Action(model=arm.model, qp=MAX_DRAFTS, cp=1, bs=1)
         return search_id(question, source, sample, self.settings["seed"])
@@ -113,14 +113,14 @@ COMPONENTS = ("query_embedding", "bandit", "generation", "verification", "rest_o
 
 
 class Stopwatch:
-    """Adds up seconds by name."""
+    """Adds up durations by name, in seconds."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys((*COMPONENTS, "search"), 0.0)
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to a name's seconds."""
+        """Add the duration of the block to a name's total."""
         began = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - began
@@ -147,7 +147,7 @@ async def breakdown(
         world: The joint space.
         encoder: Encodes the queries, one text at a time.
         recording: The recording, with its engines and verifiers.
-        rounds: Number of rounds for a trial of the measurement; None for all.
+        rounds: Number of rounds to measure, for a quick trial; None for all.
     """
     stages, watch, seed = steady(world, QUALITY_PRIORITY), Stopwatch(), SEEDS[0]
     objective, trial = stages[1].objective, make_trial(world, seed, stages)
@@ -217,7 +217,7 @@ def bandit_alone(world: BanditWorld) -> float:
     The vectors are random unit vectors, because the time depends only on their dimension and number.
 
     Args:
-        world: The world, of which only the numbers of questions and arms and the recorded outcomes matter.
+        world: The world; only its numbers of questions and arms and its recorded outcomes matter.
     """
     rng = np.random.default_rng(SEEDS[0])
     queries, actions = (rng.normal(size=(len(each), WIDE // 2)) for each in (world.queries, world.vectors))
@@ -258,9 +258,9 @@ class DepthLimit:
 
     Attributes:
         settings: Settings of the recording, such as sampling by model and η.
-        again: The rerun searches by early exit and cell, with correctness, score and eFLOPs under either reading; empty
-            if none were rerun.
-        refused: Why no file of rerun searches is used; empty if one is.
+        again: The rerun searches, keyed by early exit and cell, with correctness, score and eFLOPs under both readings;
+            empty if none were rerun.
+        refused: Why the file of rerun searches is not used; empty if it is used.
     """
 
     settings: Mapping[str, Any]
@@ -270,8 +270,8 @@ class DepthLimit:
     def table(self, o: Outcomes, early_exit: bool) -> dict[str, Any]:
         """Return how many searches reached the limit, by model, and accuracy, score and cost under both readings.
 
-        If only some of them were rerun, the latter are replaced by the estimated change of accuracy, with an interval
-        over questions. If none were rerun, they are replaced by an upper bound on the change.
+        If only some of them were rerun, accuracy, score and cost are replaced by the estimated change in accuracy, with
+        an interval over questions. If none were rerun, they are replaced by an upper bound on that change.
         """
         at_limit = met(o, self.settings, early_exit)
         models = list(dict.fromkeys(arm.model for arm in o.arms))
@@ -381,7 +381,7 @@ def save_limit(path: Path, recording: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def load_limit(path: Path, recording: Path, settings: Mapping[str, Any]) -> DepthLimit:
-    """Return the rerun searches in a file; none if the file is missing or belongs to a different recording."""
+    """Return the rerun searches in a file, or none if the file is missing or belongs to a different recording."""
     if not path.is_file():
         return DepthLimit(settings, refused=f"{path} is not there")
     told = orjson.loads(path.read_bytes())
@@ -425,7 +425,7 @@ def _gain(row: Mapping[str, Any]) -> int:
 
 
 def _change(found: list[tuple[Mapping[str, Any], tuple[int, int, int]]], share: float) -> dict[str, float]:
-    """Return the change of accuracy over all searches, in points, if cut-off paths count as completed.
+    """Return the change in accuracy over all searches, in points, if cut-off paths count as completed.
 
     Args:
         found: Searches drawn from those that reached the limit.

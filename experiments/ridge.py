@@ -49,7 +49,7 @@ def predictions(
 
 
 def by_folds(seen: Array, values: Array, new: Array, arms: Array | None = None) -> Array:
-    """Return predictions with the penalty chosen by cross-validation over questions, because their arms share noise."""
+    """Return predictions with the penalty chosen by cross-validation over whole questions, whose arms share noise."""
     errors = np.zeros(len(STRENGTHS))
     for fitted, judged in KFold(INNER, shuffle=True, random_state=1).split(seen):
         told = predictions(seen[fitted], values[fitted], seen[judged], STRENGTHS, arms=arms)

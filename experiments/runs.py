@@ -1,8 +1,8 @@
 """Runs policies on seeds, or replays the recorded choices of networks, and summarises the runs.
 
-A network's recipe is 1,000 iterations over the whole history after each of 210 observations, which takes minutes per
-run. So a file next to the outcomes stores the arm of every round, from which rewards, costs and regrets follow. The
-file is valid for one table of outcomes, identified by its digest, and one version of the recipe.
+A network trains for 1,000 iterations over the whole history after each of 210 observations, which takes minutes per
+run. Therefore, a file next to the outcomes stores the arm of every round, from which rewards, costs and regrets follow.
+The file is valid for one table of outcomes, identified by its digest, and one version of the recipe.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from experiments.loop import ROUNDS, SEEDS, Conditions, Stage, Step, follow, mak
 from experiments.outcomes import Array, BanditWorld
 
 TERA = 1e12
-DIGITS = 9  # significant digits of figures, to exclude the last bits of a sum, which depend on the machine
+DIGITS = 9  # significant digits of figures; the last bits of a sum depend on the machine
 Figures = dict[str, dict[str, float]]
 
 
@@ -48,7 +48,7 @@ class Run:
         return [step for step in self.steps if not step.warm_up]
 
     def regret(self, upto: int | None = None, *, over_all: bool = False) -> float:
-        """Return the regret against the best realised outcome, from the first round, warm-up included."""
+        """Return the regret against the best realised outcome up to a round, including the warm-up."""
         return sum((s.best_of_all if over_all else s.best) - s.reward for s in self.steps[:upto])
 
     def measures(self, unit: float) -> dict[str, float]:
@@ -144,7 +144,7 @@ def paired(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, float]:
 def rounds_to_learn(run: Run, within: float = 0.05) -> int | None:
     """Return the first round from which the policy's mean reward stays within 5 % of the best fixed arm's.
 
-    The mean is over its own rounds so far, without the warm-up. The result is None if there is no such round.
+    The mean is over its rounds so far, excluding the warm-up. The result is None if there is no such round.
     """
     after = run.after
     means = np.cumsum([s.reward for s in after]) / np.arange(1, len(after) + 1)
@@ -160,8 +160,8 @@ def learning(runs: Sequence[Run]) -> dict[str, float | None]:
 
 
 RECIPE = 1
-"""Version of the training, which includes networks, their history and the loop. Increase it with every change that
-alters the networks' choices; a slow test retrains recorded runs."""
+"""Version of the networks' training, including their history and the loop. Increase it whenever a change alters the
+networks' choices. A slow test retrains recorded runs."""
 Name = tuple[str, str, str, int]  # scenario, mode, policy, seed
 
 
@@ -172,7 +172,7 @@ class NetworkRecord:
     Attributes:
         path: The file; None for no file.
         outcomes: Digest of the outcomes on which the networks were trained.
-        chosen: The arms after the warm-up by run, as indices into the scenario's arms.
+        chosen: The arms chosen after the warm-up, keyed by run, as indices into the scenario's arms.
         refused: Why the file is not used; empty if it is.
     """
 
@@ -183,7 +183,7 @@ class NetworkRecord:
 
     @classmethod
     def load(cls, path: Path, world: BanditWorld) -> "NetworkRecord":
-        """Return the record in a file; empty if the file is missing or is for different outcomes or another recipe."""
+        """Return the record in a file; empty if the file is missing or has different outcomes or a different recipe."""
         record = cls(path, outcomes_digest(world))
         if not path.is_file():
             record.refused = f"{path} is not there"
@@ -234,7 +234,7 @@ def run_recorded(
     stages: Mapping[int, Stage],
     seeds: Sequence[int],
 ) -> list[Run] | None:
-    """Return a network's recorded runs; None if a seed is missing."""
+    """Return a network's recorded runs, or None if a seed is missing."""
     runs = []
     for seed in seeds:
         arms = record.chosen.get((space, mode, policy, seed))
@@ -255,11 +255,11 @@ def rebuild(
     jobs: int | None = None,
     done: Callable[[Name], Any] = lambda name: None,
 ) -> None:
-    """Train the runs that the record lacks, and save the record after each, so that a killed process can resume.
+    """Train the runs that the record lacks. The record is saved after each, so that a killed process can resume.
 
     Args:
         record: The record, with a path.
-        worlds: Worlds by scenario.
+        worlds: Worlds, keyed by scenario.
         names: The required runs.
         jobs: Number of processes, each with one thread; by default one per core.
         done: Called after each run.
@@ -278,7 +278,7 @@ def rebuild(
 
 
 def one_thread_each(jobs: int | None = None) -> ProcessPoolExecutor:
-    """Return a pool of processes, by default one per core, with one thread each: more would change the last bits."""
+    """Return a pool of processes, by default one per core. Each has one thread; more would change the last bits."""
     fresh = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=fresh, initializer=_one_thread)
 
@@ -334,14 +334,14 @@ class Scope:
     def run(
         self, policy: str, world: BanditWorld, space: str, mode: str, stages: Mapping[int, Stage]
     ) -> list[Run] | None:
-        """Run a policy on the paper's seeds; None for a network that was not trained on these outcomes.
+        """Run a policy on the paper's seeds. Return None for a network that was not trained on these outcomes.
 
         Args:
             policy: Name of the policy.
             world: The world.
             space: Name of the scenario, under which networks are recorded.
             mode: Name of the objective, under which networks are recorded.
-            stages: The stages; a network has a single one.
+            stages: The stages; only one for a network.
         """
         self.say(f"{space}, {mode}: {policy}")
         if policy in NETWORKS:

@@ -1,10 +1,10 @@
-"""Cost at equal accuracy: a policy's cost of an accuracy, relative to the cheapest mix of fixed arms that reaches it.
+"""Cost at equal accuracy: a policy's cost to reach an accuracy, relative to the cheapest mix of fixed arms that does.
 
-Operators want the same accuracy for less, not a weighted reward. A randomised mix of points (accuracy, cost) has the
-weighted means of both, so the least cost of an accuracy lies on the lower convex hull of the points. F(t) is that cost
-for fixed arms, and P(t) for the points of one policy, with one point for each price λ at which it was run.
+Operators want the same accuracy for less, not a weighted reward. The accuracy and cost of a randomised mix of points
+are weighted means of theirs, so the least cost to reach an accuracy lies on the lower convex hull of the points. F(t)
+is that cost for fixed arms, and P(t) for the points of one policy, with one point for each price λ at which it was run.
 `mean_cost_ratio` is the geometric mean of P/F over targets t = q·a, where a is the accuracy of the arm that is most
-accurate on *history*, because choosing the arm on the judged questions would overestimate its accuracy.
+accurate on *history*. Choosing the arm on the judged questions would overestimate its accuracy.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ EXACT: Final = 1e-12
 
 
 def is_history(question_id: str, share: float = HISTORY) -> bool:
-    """Return whether a question belongs to history, by a hash of its id, so that this never changes.
+    """Return whether a question belongs to history. This depends only on a hash of its id, so it never changes.
 
     >>> [is_history(f"level_1-{n}") for n in range(6)]
     [False, False, False, False, True, False]
@@ -58,7 +58,7 @@ def halves(question_ids: Sequence[str], judged: int) -> tuple[list[int], list[in
 
 @dataclass(frozen=True)
 class Points:
-    """Accuracy and linear cost of K points on each of Q questions, shape (K, Q) each."""
+    """Accuracy and linear cost of K points on Q questions, shape (K, Q) each."""
 
     accuracy: Array
     cost: Array
@@ -99,7 +99,7 @@ def hull(accuracy: Array, cost: Array) -> tuple[Array, Array]:
 
 
 def least_cost(corners: tuple[Array, Array], targets: Array) -> Array:
-    """Return the least cost of a mix that reaches each target accuracy; infinite if none does."""
+    """Return, for each target accuracy, the least cost of a mix that reaches it; infinite if no mix does."""
     accuracy, cost = corners
     reached = np.where(np.abs(targets - accuracy[-1]) <= EXACT, accuracy[-1], targets)
     return np.asarray(np.interp(reached, accuracy, cost, left=cost[0], right=np.inf))
@@ -164,7 +164,7 @@ class Yardstick:
 
     @cached_property
     def fixed(self) -> list[tuple[Array, Array]]:
-        """Return the hull of the arms for every draw."""
+        """Return the hull of the fixed arms for every draw."""
         return _hulls(self.arms, self.weights)
 
     @cached_property
@@ -174,7 +174,7 @@ class Yardstick:
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """Return the valid targets as shares of the best arm's accuracy, the same for all draws."""
+        """Return the valid targets as shares of the best arm's accuracy. They are the same for all draws."""
         accuracy, cost = (each.mean(axis=1) for each in (self.arms.accuracy, self.arms.cost))
         cheapest = float(accuracy[np.lexsort((-accuracy, cost))[0]])
         return tuple(q for q in SHARES if q * self.aims[0] >= cheapest + WORTH)
@@ -186,7 +186,7 @@ class Yardstick:
         return float(cost.min()), float(cost[self.best])
 
     def ratios(self, points: Points) -> Array:
-        """Return P/F for each draw, by valid target and, last, for full accuracy, shape (1 + draws, targets + 1)."""
+        """Return P/F per draw for each valid target and, last, for full accuracy, shape (1 + draws, targets + 1)."""
         targets = self.aims[:, None] * np.array([*self.shares, ALL])
         mixes = _hulls(points, self.weights)
         pairs = zip(mixes, self.fixed, targets, strict=True)
@@ -251,10 +251,11 @@ class Yardstick:
         }
 
     def over_prices(self, points: Points, row: dict[str, Any]) -> float | None:
-        """Return by how much leaving out a price raises the mean ratio at most, and raise the row's upper bound by it.
+        """Return the largest relative increase in the mean ratio from leaving out any single price.
 
-        With few prices, a mix lacks the points between them, so the ratio depends on where the prices are. The result
-        is None if there is no ratio, or if a target depends on a single price.
+        The row's upper bound is raised by that factor. With few prices the mix has no points in between, so the ratio
+        depends on which prices were chosen. Return None if there is no ratio, or if reaching a target depends on a
+        single price.
         """
         if (found := row["mean_cost_ratio"]) is None:
             return None
@@ -275,7 +276,7 @@ class Yardstick:
         first = Yardstick(self.arms, self.best, draws=0)
         found = [float(_geometric(first.ratios(each)[:, :-1])[0]) for each in orders]
         reached = [each for each in found if np.isfinite(each)]
-        # An order that misses a target has an infinite ratio, so the others alone would look too good.
+        # An order that misses a target has an infinite ratio, so the spread of the others alone would look too good.
         missed = len(reached) < len(found)
         spread = {"low": min(reached), "high": None if missed else max(reached)} if reached else {}
         std = None if missed else float(np.std(reached, ddof=1))
@@ -287,14 +288,14 @@ def _hulls(points: Points, weights: Array) -> list[tuple[Array, Array]]:
 
 
 def _geometric(ratios: Array) -> Array:
-    """Return the geometric mean of each row, which is infinite if an entry is."""
+    """Return the geometric mean of each row; infinite if any entry is."""
     return (
         np.asarray(np.exp(np.log(ratios).mean(axis=1))) if ratios.shape[1] else np.full(len(ratios), np.nan)
     )
 
 
 def _interval(values: Array) -> dict[str, float | None] | None:
-    """Return the first value with the 95 % interval of the others; None if it is infinite."""
+    """Return the first value with the 95 % interval of the others; None if the first value is infinite."""
     if not np.isfinite(values[0]):
         return None
     if len(values) == 1:

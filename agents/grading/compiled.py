@@ -1,4 +1,4 @@
-"""Patterns and JSON Schemas of clients. Because one may run forever or use all memory, only grading processes run them.
+"""Clients' patterns and JSON Schemas. Only grading processes run them, because one may run forever or use all memory.
 
 Importing jsonschema takes a tenth of a second. A grading process does so before its first request.
 """

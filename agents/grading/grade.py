@@ -2,12 +2,12 @@ r"""Whether an answer is right: a grader compares it with the query's reference.
 
 A query, a model's entry or the catalogue names the grader. The default, `boxed-only`, compares the last `\boxed{…}` of
 an answer with the reference. A reference is a number, a mathematical answer as text (plain, LaTeX, GSM8K's "… #### N",
-or a solution with the answer in a box), `{"tests": [[input, output], …]}` for a program, or a list of which any item is
-right. Numbers and words are compared here. Other mathematics, programs, and the patterns and schemas of clients go to a
+or a solution with the answer in a box), `{"tests": [[input, output], …]}` for a program, or a list of accepted answers.
+Numbers and words are compared here. Other mathematics, programs, and the patterns and schemas of clients go to a
 grading process, whose time is limited.
 
-A different grader alone changes accuracy, so its name and version are recorded with every result. docs/grading.md
-describes the rules.
+Changing only the grader already changes accuracy, so the grader's name and version are recorded with every result.
+docs/grading.md describes the rules.
 """
 
 import json
@@ -99,7 +99,7 @@ def grader_version(name: str = GRADER) -> str:
 
 
 def ask_later(rule: Rule, request: Mapping[str, object]) -> NoReturn:
-    """Take the place of a grading process where grading must not take time.
+    """Stand in for a grading process where grading must not take time.
 
     Raises:
         Undecided: Always.
@@ -155,7 +155,7 @@ def check(grader: Grader | None, reference: object) -> dict[str, object] | None:
             try:
                 check_reference(read_reference(item))
             except BadReference as error:
-                field, _, why = str(error).partition(" ")  # its messages begin with the field
+                field, _, why = str(error).partition(" ")  # the messages begin with the field's name
                 raise InvalidField("Query", field, why) from None
     elif name == "regex":
         if (size := sum(map(len, accepted))) > MAX_PATTERNS:
@@ -262,7 +262,7 @@ def _refused(why: str) -> InvalidField:
 
 
 def _accepted(name: str, reference: object) -> list[Any]:
-    """Return the accepted answers of a reference, which are its items if it is a list.
+    """Return the accepted answers of a reference: its items if it is a list, otherwise the reference itself.
 
     Raises:
         InvalidField: An item has a type that the grader cannot compare.
@@ -337,7 +337,7 @@ _READERS: dict[str, Callable[[Any], str]] = {
 }
 
 
-# Where an answer is read: its last complete `\boxed{…}`, or else its last line or the whole text.
+# Where an answer is found: the last complete `\boxed{…}`, or else the last line or the whole text.
 
 # The start of a box, an escaped character (an escaped brace is printed and does not group), or a brace.
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)

@@ -1,9 +1,9 @@
 """Processes that grade answers, with enforced limits on time and memory.
 
 Answers come from models and references from clients, so neither is trusted. math-verify may hang inside compiled code,
-where neither a thread nor a signal handler can interrupt it, and a program with many tests takes a long time. Both run
-in separate processes, without this process's environment, which contains secrets. A process that exceeds its time limit
-is killed and replaced.
+where neither a thread nor a signal handler can interrupt it, and a program with many tests takes a long time.
+Therefore, both run in separate processes, without this process's environment, which contains secrets. A process that
+exceeds its time limit is killed and replaced.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class GradingPool:
         workers: Number of processes, started on demand. This many answers are graded concurrently; others wait.
         timeout_s: Maximum time for one answer.
         memory_mb: Maximum memory that one process may map.
-        environ: The environment of this process, almost nothing of which is passed on.
+        environ: The environment of this process; only a few variables are passed on.
 
     >>> with GradingPool() as pool:
     ...     pool.ask("math-verify", {"gold": [r"\frac{1}{2}"], "answer": "0.5"})

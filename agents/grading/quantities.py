@@ -1,8 +1,8 @@
 """Comparison without mathematics: numbers, numbers with a unit, and words.
 
 math-verify reads every text as mathematics: to it, `hello` is a product of letters, equal to `olleh`, and `K-G-V` is a
-difference, equal to `K-V-G`. It does not read `1 1/2` and `1e-5` as numbers. So it is used only for what is not decided
-here.
+difference, equal to `K-V-G`. It does not read `1 1/2` and `1e-5` as numbers. Therefore, it is used only for what this
+module cannot decide.
 """
 
 import re

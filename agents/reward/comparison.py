@@ -1,13 +1,13 @@
-"""The policy's gain over the control group, with intervals that hold however often they are checked.
+"""The policy's gain over the control group, with intervals that remain valid no matter how often they are checked.
 
-People watch a running experiment and stop when they like the result. An ordinary 95 % interval then fails far more
-often than once in twenty. A confidence *sequence* covers the truth at all times at once, with the stated probability:
+People watch a running experiment and stop when they like the result. An ordinary 95 % interval then misses the truth
+far more often than once in twenty. A confidence *sequence* covers it at all times at once, with the stated probability:
 
     accuracy   Robbins' normal mixture for outcomes between 0 and 1, which holds at any sample size
-    cost       the same with an estimated standard deviation, which holds asymptotically, because costs have no bound
+    cost       the same with an estimated standard deviation; it holds only asymptotically, because costs have no bound
                (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, 2021)
 
-Each group gets half of the error probability, and the interval of their difference or ratio follows from the two. A
+Each group gets half of the error probability, and the interval for their difference or ratio follows from the two. A
 failed query counts as a wrong answer at the cost it caused. A query whose correctness is unknown, for instance because
 its reward was closed early, counts only towards the cost and the feedback rate.
 """
@@ -26,7 +26,7 @@ BOUNDED: Final = 0.5
 """Maximum standard deviation of outcomes between 0 and 1."""
 
 SHARPEST: Final = 250.0
-"""Number of observations at which the sequence is tightest, which a control group collects in its first days."""
+"""Number of observations at which the sequence is tightest, about as many as a control group gets in its first days."""
 
 FEWEST: Final = 20
 """Minimum number of observations for estimating a standard deviation."""
@@ -81,7 +81,7 @@ class CohortOutcomes:
 
     @property
     def feedback_rate(self) -> float:
-        """Return the share of queries with known correctness. If the cohorts differ, their comparison is biased."""
+        """Return the share of queries with known correctness. If it differs by cohort, comparing them is biased."""
         return self.told / self.queries if self.queries else 0.0
 
 

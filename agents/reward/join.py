@@ -1,4 +1,4 @@
-"""The reward join: a fold over Decision, Answer, Feedback and Due in any order, with one row per query, to Rewards."""
+"""The reward join: folds Decision, Answer, Feedback and Due, in any order, into one row per query and its Rewards."""
 
 import dataclasses
 
@@ -39,15 +39,15 @@ from schemas.spent import Spent
 #                   once
 #     final         correctness is known at once, from the reference or because the model gave no text
 #     default       correctness did not arrive in time, nothing could be run, or the client's own bounds cut the answer;
-#                   the row closes with the terms it has. With too many open rewards, the wait ends early
+#                   the row closes with the terms it has. If too many rewards are open, the wait is cut short
 #
 # The first Answer ends the query, whichever attempt it belongs to. An Answer that is read before the Decision of its
 # attempt waits for that Decision. A Decision of a further attempt replaces the previous one.
 #
 # Each kind is made at most once, and exactly one of the last three closes the query and deletes its row. A record that
 # was seen before changes nothing. The caller withholds records of closed queries from the fold, and sends the returned
-# records *before* it stores the row: after a crash in between, the same record makes the same rewards, with the same
-# ids.
+# records *before* it stores the row, so that after a crash in between, the same record makes the same rewards, with the
+# same ids.
 #
 # A row always fits into a record: fields that would make it too large are dropped, and the transition reports this
 # (`oversized`). All times are append times of the broker. The next deadline is read from the row (`dues`); the clock
@@ -71,7 +71,7 @@ def to_value(
 
 
 def _settles(row: JoinRow, record: Decision) -> bool:
-    """Return whether an Answer that was read early waits for this Decision, that of its attempt or a later one."""
+    """Return whether an Answer that was read early waits for this Decision: that of its attempt or of a later one."""
     known = 0 if row.decision is None else row.decision.attempt
     return row.answer is not None and row.answer.attempt <= record.attempt and known < record.attempt
 
@@ -91,7 +91,7 @@ def on(
         arrival: The record.
         timeouts: The deployment's timeouts.
         value: Cost and grade, if and only if `to_value` returned an Answer.
-        generator: For a Decision, the architecture of its model if that is in the catalogue.
+        generator: For a Decision, the architecture of its model if the model is in the catalogue.
         grader: For a Decision, the grader of its Answer; None for the default.
 
     Raises:
@@ -136,7 +136,8 @@ def _fitted(transition: Transition, timeouts: Timeouts) -> Transition:
     """Return a transition whose row is small enough to be written.
 
     A parked Feedback, an early Answer and the reference are dropped, in this order, until the rest fits. The Feedback
-    becomes a dead letter. Without the others the query closes with an unknown term, and the reward gives the reason.
+    is sent to the dead-letter topic. Without one of the others, the query closes with an unknown term, and the reward
+    gives the reason.
     """
     most_bytes = timeouts.row_bytes
     if transition.row is None or len(encode_row(transition.row)) <= most_bytes:
@@ -229,8 +230,8 @@ def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:
         # A cancelled search has a cost, but neither score nor correctness, so the decider abandons the row. Learning
-        # from it would make the searches that people give up on look cheap. If the client's own bounds cut the answer,
-        # feedback on it would not reflect the configuration, so none is awaited.
+        # from it would make searches look cheap if people often give up on them. If the client's own bounds cut the
+        # answer, feedback on it would not reflect the configuration, so none is awaited.
         return close(row, "default", None, "", counts)
     if value.fault == "model":
         return close(row, "final", 0.0, "", counts)
@@ -259,13 +260,14 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, timeouts: Timeouts) -> Tr
     if due.kind == "forget":
         return Transition(None)
     assert row.parked is not None
-    # For an unknown query only the Feedback's position is kept, so that a redelivered Feedback is handled as before.
+    # For an unknown query, only the Feedback's position is kept, so that the Feedback is handled in the same way if it
+    # is redelivered.
     forget_ms = row.forget_ms if row.decision or row.answer else at_ms + timeouts.keep_ms
     return send_to_dead_letters(Transition(replace(row, forget_ms=forget_ms)), row.parked)
 
 
 def _expired(row: JoinRow, decision: DecisionInfo) -> Answer:
-    """Return the `expired` Answer of a query whose executor did not answer. The first Answer on the topic counts."""
+    """Return the `expired` Answer of a query that got no Answer in time. The first Answer on the topic counts."""
     return Answer(
         query_id=row.query_id,
         status="expired",

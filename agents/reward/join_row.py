@@ -55,7 +55,7 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     generator: Architecture | None = None
     learn: bool = True
     cohort: Cohort | Literal[""] = ""
-    spent: Spent = field(default_factory=Spent)  # for the Answer if the query expires
+    spent: Spent = field(default_factory=Spent)  # for the Answer that is written if the query expires
     verified: Verified = "all"
     attempt: int = 1
     earlier: tuple[EarlierAttempt, ...] = ()
@@ -93,9 +93,9 @@ class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A Feedback that was read before its Answer or its Decision.
 
-    `at_ms` is its append time. `until_ms` is later by the deployment's feedback wait: the Decision, which contains the
-    query's own wait, must arrive by then. Rows written before `at_ms` existed do not have it. Their Feedback waits
-    until `until_ms`, whatever the query's own wait is, and is never late.
+    `at_ms` is its append time. `until_ms` is later by the deployment's feedback wait. The Decision, which contains the
+    query's own wait, must arrive by then. Rows written before the field `at_ms` existed lack it; their Feedback waits
+    until `until_ms`, regardless of the query's own wait, and is never late.
     """
 
     feedback: Feedback
@@ -120,7 +120,7 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
         answered_ms: Append time of the Answer that counts.
         scored: The reward terms of that Answer; stored as `valued`.
         parked: A Feedback that was read before the Answer or the Decision.
-        orphaned: Position of a Feedback that became a dead letter and must stay one.
+        orphaned: Position of a Feedback that was sent to the dead-letter topic and must not be applied later.
         provisional: Whether a provisional reward awaits its correction.
         expiry_sent: Whether the `expired` Answer was written.
         forget_ms: When a row without a Decision may be deleted.
@@ -163,7 +163,7 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
 
 def rejected_row(query_id: str, answered_ms: int) -> JoinRow:
-    """Return the row of a rejected query of which only the append time of its Answer was kept, in ms."""
+    """Return the row of a rejected query for which only the append time of its Answer was kept, in ms."""
     answer = Answer(query_id=query_id, status="rejected", by="", error="rejected before it was decided")
     return JoinRow(query_id=query_id, answer=answer, answered_ms=answered_ms)
 
@@ -183,7 +183,7 @@ def dues(row: JoinRow) -> tuple[Deadline, ...]:
 
 
 def encode_row(row: JoinRow) -> bytes:
-    """Return a row in the form in which it is stored, JSON with its schema version."""
+    """Return a row as stored: JSON with its schema version."""
     return msgspec.json.encode(row)
 
 
@@ -204,7 +204,7 @@ def decode_row(value: bytes) -> JoinRow:
 
 
 def _possible(row: JoinRow) -> bool:
-    """Return whether a row can be the result of a fold, on which the next record and the timer rely."""
+    """Return whether a row can be the result of a fold, as the next record and the timer assume."""
     price = None if row.scored is None else row.scored.price
     if not is_id(row.query_id) or (price is not None and not price.cost > 0.0):
         return False

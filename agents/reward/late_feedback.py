@@ -2,11 +2,11 @@
 
 Feedback is applied if the time between Feedback and Answer, whichever was appended first, is at most the query's
 feedback wait, and if the Decision, which contains that wait, was appended within the deployment's own wait. Otherwise
-the Feedback is late, or becomes a dead letter if the Answer or Decision came too long after it. This depends on append
-times only, never on the order in which topics are read or on when the timer runs. There are three exceptions, because
-no row keeps enough information to decide them: Feedback read after its query was closed always counts as late; Feedback
-that does not fit into its row becomes a dead letter; and a second Feedback that is read while the first is parked is a
-duplicate even if the first becomes a dead letter.
+the Feedback is late, or is sent to the dead-letter topic if the Answer or Decision came too long after it. This depends
+only on append times, never on the order in which topics are read or on when the timer runs. There are three exceptions,
+because a row does not keep enough information to decide them: Feedback read after its query was closed always counts as
+late; Feedback that does not fit into its row is sent to the dead-letter topic; and a second Feedback that is read while
+the first is parked is a duplicate even if the first is sent there later.
 """
 
 import dataclasses

@@ -20,8 +20,8 @@ MAX_MISSING = 500
 def gradable(reference: object, answer: Answer, grader: Grader | None = None) -> bool:
     """Return whether an Answer must be graded.
 
-    It must not if it was cancelled, was cut by the client's own bounds, or has no text through its model's fault. The
-    latter is wrong whatever the reference is.
+    An Answer is not graded if it was cancelled, was cut by the client's own bounds, or lacks a text through its model's
+    fault. In the last case it is wrong, whatever the reference is.
     """
     graded = answer.status != "cancelled" and not answer.bounded and answer.fault != "model"
     return graded and (reference is not None or (grader is not None and not grader.needs_reference))
@@ -38,12 +38,12 @@ def value(
 ) -> ScoredAnswer:
     """Return the reward terms of an Answer. Blocks while grading.
 
-    A term that cannot be computed is None, and `missing` gives the reason; the query is closed all the same. An Answer
-    without a text is wrong. A cancelled search has only a cost. An answer that the client's own bounds cut is not
-    graded, because it is neither right nor wrong.
+    A term that cannot be computed is None, and `missing` gives the reason; the query is closed nevertheless. An Answer
+    without a text is wrong. A cancelled search has only a cost. An answer cut by the client's own bounds is not graded,
+    because it is neither right nor wrong.
 
     Args:
-        reference: The Query's reference to grade against; None if it has none.
+        reference: The Query's reference to grade against, if any.
         answer: The Answer.
         cost_model: Architectures of models and verifiers.
         ask: Function that asks a grading process if no exact rule decides.

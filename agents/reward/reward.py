@@ -71,7 +71,7 @@ def _scalar(
 
 
 def substitute(row: JoinRow) -> GradedBy:
-    """Return the source of the substitute for an unknown correctness: `score` if the verifier scores every model."""
+    """Return what replaces an unknown correctness: `score` if the verifier scores every model."""
     assert row.decision is not None
     assert row.scored is not None
     return "" if row.scored.score is None or row.decision.verified != "all" else "score"

@@ -49,7 +49,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Orphan:
-    """A Feedback that becomes a dead letter, because no Answer arrived in time or it does not fit into its row."""
+    """A Feedback for the dead-letter topic, because no Answer arrived in time or it does not fit into its row."""
 
     feedback: Feedback
     origin: Origin | None
@@ -60,7 +60,7 @@ class Orphan:
 class Transition:
     """The result of one record: the row to store (None to delete it), the records to send first, the events to count.
 
-    `cohort` is that of the query if the transition closes the query, and empty otherwise.
+    `cohort` is the query's cohort if the transition closes the query, and empty otherwise.
     """
 
     row: JoinRow | None

@@ -54,5 +54,5 @@ def exits(depth: int, path_score: float, limit: int, bar: float | None) -> float
 
 
 def last_answer(scores: Sequence[float], answers: int) -> float | None:
-    """Return the lowest score among the best `answers` paths; None if there are fewer paths."""
+    """Return the lowest score among the `answers` best paths; None if there are fewer paths."""
     return sorted(scores, reverse=True)[answers - 1] if len(scores) >= answers else None

@@ -1,7 +1,7 @@
-"""Explanation of a search: each draft with its score, its path's score and its fate in words (§3.3).
+"""Explains a search: each draft with its score, its path's score and its fate in words (§3.3).
 
 For a path that was pruned early, the words give the proof: the best mean that it could still have reached by H_max, and
-the score that it would have had to beat.
+the score that it would have needed to beat.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from schemas.forest import Draft, Fate, Forest, completes
 
 @dataclass(frozen=True)
 class StepControl:
-    """The state of search control after a step, against which the bounds were compared.
+    """The state of search control after a step, with which the bounds of its paths were compared.
 
     Attributes:
         step: The step.
         v_max: Score of the best completed path.
         best_depth: Depth of the best completed path.
         limit: H_max.
-        bar: The score that a bound must reach: V_max, or the score of the last answer if several are wanted.
-        verified: Whether a verifier scores the search. If not, there is no early exit.
+        bar: The score that a bound must reach: V_max or, if several answers are wanted, the score of the lowest one.
+        verified: Whether a verifier scores the search. Without one, there is no early exit.
     """
 
     step: int
@@ -70,7 +70,7 @@ def explain(answer: Answer) -> tuple[StepExplained, ...]:
     """Return the steps of an Answer's search; empty if nothing was run.
 
     Raises:
-        ValueError: The trace is not that of a search.
+        ValueError: The trace cannot be that of a search.
     """
     if answer.action is None or answer.limits is None or not answer.trace:
         return ()

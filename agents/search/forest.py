@@ -18,8 +18,8 @@ from schemas.search import Scored
 # drafts and their scores, and `judge` decides which paths are kept and which are pruned.
 #
 # These are pure functions on `schemas.forest.Forest`. A forest can be stored after any call and resumed elsewhere.
-# Adding a step a second time, with whatever content, returns the forest unchanged. Ties between path scores go to the
-# draft that was made first, so everything is deterministic.
+# Adding a step a second time, even with different content, returns the forest unchanged. Ties between path scores go to
+# the draft that was made first, so everything is deterministic.
 #
 # Departures from the paper: a path that is cut off unfinished does not count towards V_max, D_best and the argmax. It
 # is returned, flagged, only if no path finished (`cut_completes` gives the literal reading). H_max never exceeds the
@@ -142,10 +142,10 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
 
 
 def stop(forest: Forest, why: Stop) -> Forest:
-    """Return the forest with its live paths stopped by a budget. A search that is over does not change.
+    """Return the forest with its live paths stopped by a budget. A finished search stays the same.
 
     Raises:
-        SearchError: A step awaits its scores. It has been paid for, so add the scores first.
+        SearchError: A step is waiting for its scores. Its drafts have been paid for, so add the scores first.
     """
     if forest.over:
         return forest
@@ -210,7 +210,7 @@ def _completed(forest: Forest) -> dict[int, float]:
 def _needed(
     forest: Forest, verdict: Judgement, values: dict[int, float], completed: dict[int, float]
 ) -> set[int]:
-    """Return the drafts whose texts are needed by a live path or by a path that may be an answer."""
+    """Return the drafts whose texts are needed by a live path or a path that may become an answer."""
     ends = [at for at in values if verdict.fates[at] == "kept"]
     if verdict.best >= 0:
         ends.append(verdict.best)
@@ -245,9 +245,9 @@ def _best_unfinished(forest: Forest) -> int:
 
 @dataclass(frozen=True)
 class Expansion:
-    """One prefix to draft from. `parent` is its last draft, or -1 for the prompt alone, in subtree `tree`.
+    """One prefix to draft from, in subtree `tree`. `parent` is its last draft, or -1 for the prompt alone.
 
-    `max_tokens` is the remainder of the client's bound on each path; None without a bound.
+    `max_tokens` is what is left of the client's bound on the path; None without a bound.
     """
 
     parent: int

@@ -6,9 +6,9 @@ from collections import OrderedDict
 class Progress:
     """The last step that this process has done for each of the most recent attempts.
 
-    Its size is bounded, and it is lost with the process. A step that was forgotten is repeated. This wastes time, and
-    changes the result only if the repeated step fails (no engine, no time left) and its Answer is the first on the
-    topic.
+    It holds a limited number of attempts and is lost with the process. A forgotten step is repeated if its record is
+    redelivered. This wastes time, but changes the result only if the repeated step fails (no engine, no time left) and
+    its Answer is the first on the topic.
 
     >>> progress = Progress(most=2)
     >>> progress.done("q", 1)
@@ -17,16 +17,16 @@ class Progress:
     """
 
     def __init__(self, most: int = 10_000) -> None:
-        """Remember at most `most` attempts."""
+        """Remember up to `most` attempts."""
         self._most = most
         self._done: OrderedDict[str, int] = OrderedDict()
 
     def behind(self, attempt: str, step: int) -> bool:
-        """Return whether a record that leads to `step` is outdated because that step or a later one has been done."""
+        """Return whether a record that leads to `step` is outdated: that step or a later one has been done."""
         return step <= self._done.get(attempt, -1)
 
     def done(self, attempt: str, step: int) -> None:
-        """Record that the result of a step has been delivered. Call this after the delivery, not before."""
+        """Record that a step's result has been delivered. Call this only after the delivery."""
         self._done[attempt] = max(step, self._done.get(attempt, -1))
         self._done.move_to_end(attempt)
         while len(self._done) > self._most:

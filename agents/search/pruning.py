@@ -7,10 +7,10 @@ from agents.grading.grade import extract_boxed
 from agents.search.early_exit import exits, h_max, last_answer
 from schemas.forest import Fate, Forest, completes
 
-# The order: finished paths enter P_done and set V_max, D_best and H_max; unfinished paths at the limit are cut; the
-# early-exit bound prunes paths; and the best BS of each subtree are kept. Pruning only removes the worst paths, so it
-# makes no difference whether it comes before or after the selection of the best BS. If a query wants n answers, the
-# score of the n-th best completed path replaces V_max, and nothing is stopped before n paths are completed.
+# First, finished paths enter P_done and set V_max, D_best and H_max. Then unfinished paths at the limit are cut, the
+# early-exit bound prunes paths, and the best BS paths of each subtree are kept. Pruning only removes the worst paths,
+# so it makes no difference whether it comes before or after the selection of the best BS. If a query wants n answers,
+# the score of the n-th best completed path replaces V_max, and nothing is stopped before n paths are completed.
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
 
 
 def ended(forest: Forest, at: int) -> Fate | None:
-    """Return the fate of a draft that ends its path whatever its score is; None if the path continues."""
+    """Return the fate of a draft that ends its path regardless of its score; None if the path continues."""
     finish = forest.drafts[at].finish
     boxes = forest.limits.box_completes
     if finish in ("eos", "stop") or (boxes and extract_boxed(forest.text(at)) is not None):

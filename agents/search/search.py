@@ -66,7 +66,7 @@ def limits_of(
     """
     query = decision.query
     timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
-    # Without an append time, a deadline has no starting point.
+    # A deadline counts from the append time.
     began_ms = decision.appended_ms or None
     options = query.options or ChatOptions()
     return msgspec.structs.replace(
@@ -100,12 +100,12 @@ def sampling_for(options: ChatOptions, sampling: Sampling) -> Sampling:
 
 
 def _left(decision: Decision, most: float | None) -> float | None:
-    """Return a bound on the cost minus the cost of earlier attempts; None for no bound."""
+    """Return a cost bound minus the cost of earlier attempts; None without a bound."""
     return None if most is None else max(0.0, most - sum(each.cost for each in decision.earlier))
 
 
 def _affordable(decision: Decision, prompts: int) -> int | None:
-    """Return the number of tokens that a query's budget pays for; None for no bound."""
+    """Return the number of tokens that a query's budget pays for; None if it sets no bound."""
     budget, prices = decision.query.budget, decision.prices
     if budget is None:
         return None
@@ -191,7 +191,7 @@ def answer_of(
     """Return the Answer with one path of a search.
 
     Args:
-        source: The step that the search has reached, which gives the query and the time spent.
+        source: The step that the search has reached; provides the query and the time spent.
         forest: The search.
         index: The draft that ends the path; -1 for no path.
         status: How the search ended.
@@ -238,11 +238,11 @@ def answer_of(
 
 
 def overdue(job: Job, *, generate_s: float = 0.0) -> Answer:
-    """Return the Answer of a search whose deadline passed while a step was drafted, with the best path so far.
+    """Return the Answer with the best path so far, for a search whose deadline passed while a step was drafted.
 
     Args:
         job: The step.
-        generate_s: Seconds that an engine worked on the step; 0 if it was never sent to one.
+        generate_s: Seconds that an engine worked on the step; 0 if the step was never sent to an engine.
     """
     forest = stop(job.forest, "deadline")
     ended = outcome(forest)
@@ -261,7 +261,7 @@ def _cut(job: Job) -> CutStep:
 
 
 def longest_prompt(messages: Sequence[Message], options: ChatOptions | None = None) -> int:
-    """Return an upper bound on a prompt's tokens, given that no tokenizer makes more tokens than a text has bytes.
+    """Return an upper bound on a prompt's tokens, assuming that a text has no more tokens than bytes.
 
     Only the server knows how many tokens an image or a schema takes. An image counts as `_IMAGE_TOKENS`.
     """
@@ -281,7 +281,7 @@ def failed(
 
     Args:
         source: The step at which the search failed.
-        error: The cause and the fix. A fault of the infrastructure is marked, and nothing is learned from it.
+        error: The cause and the fix. An infrastructure fault is marked as such, and nothing is learned from it.
         engine: The generator to name in the Answer, if known.
     """
     fault: Fault = "infrastructure" if isinstance(error, ServingError) and error.infrastructure else ""
@@ -310,8 +310,7 @@ def blamed(answer: Answer, cause: Cause, probe: Probe | None = None) -> Answer:
 
 
 NEARLY = 0.9
-"""Share of a search's time above which time spent generating means that the search ran out of time because of its
-model."""
+"""If generating took more than this share of a search's time, its model is the reason that it ran out of time."""
 
 
 def used_up(answer: Answer, rules: SearchRules) -> bool:
@@ -330,7 +329,7 @@ def cancelled(source: Decision | Job, why: str) -> Answer:
 
     Args:
         source: The step at which the search was cancelled.
-        why: Who cancelled it, and for what reason.
+        why: Who cancelled it, and why.
     """
     if not isinstance(source, Decision):
         return answer_of(source, source.forest, source.forest.best, "cancelled", error=why)

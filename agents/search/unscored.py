@@ -1,4 +1,4 @@
-"""Search control without a verifier: every path grows until it ends, and the most frequent answer is chosen."""
+"""Search control without a verifier: every path continues until it ends, and the most frequent answer is chosen."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ from schemas.forest import Fate, Forest, completes
 def tell_unscored(forest: Forest, step: int) -> Forest:
     """Return the forest after search control on a step without scores.
 
-    All paths tie, so a configuration that needs scores keeps the first BS paths of each subtree.
+    All paths tie, so a configuration that would need scores keeps the first BS paths of each subtree.
 
     Args:
         forest: The search.

@@ -1,4 +1,4 @@
-"""Model serving for the executor and the verifier: engines in this process, servers elsewhere, and their states.
+"""Model serving for the executor and the verifier: engines in this process, remote servers, and their states.
 
 engine    the engine protocol: prefixes in, drafts of one step out
 vllm_*    vLLM in this process: callers submit from any thread, and one thread owns and steps every engine
@@ -10,7 +10,7 @@ vllm_*    vLLM in this process: callers submit from any thread, and one thread o
 http      models served elsewhere, over HTTP, with keys and a circuit breaker
 retries   the one retry policy, and the bound that a query's deadline sets
 recorded  recorded searches, looked up instead of computed
-registry  makes one of these from a catalogue entry; loads a process's models in the background and tracks their states
+registry  turns catalogue entries into any of these; loads a process's models in the background and tracks their states
 prompts   chat templates: messages and steps to token ids
 errors    the errors of this package
 """

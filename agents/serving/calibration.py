@@ -1,4 +1,4 @@
-"""Token prices of one's own server: its price per hour, divided among the tokens that it processes under a load."""
+"""Token prices of a self-hosted server: its price per hour, divided among the tokens that it processes under load."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ ANSWER_TOKENS: Final = 256
 """Maximum tokens of an answer while generation is measured."""
 
 _WORDS: Final = 200
-"""Words of a long prompt."""
+"""Number of words in a long prompt."""
 
 _HOUR_S: Final = 3600.0
 
 
 class CalibrationFailed(UniscaleError):
-    """No prices can be derived from what a server processed. The message says what to change."""
+    """No prices can be derived from the tokens that a server processed. The message says what to change."""
 
 
 class Processed(Struct, frozen=True, kw_only=True):
@@ -52,15 +52,15 @@ async def load(
     clock: Callable[[], float],
     ended: Callable[[float], None] = lambda seconds: None,
 ) -> Processed:
-    """Keep a constant number of requests in flight, and return what had been processed when the last one ended.
+    """Keep a constant number of requests in flight, and return the tokens processed by the time the last one ended.
 
     Args:
         engine: The server's engine.
         sampling: As in searches; its delimiter ends an answer.
         questions: Makes a prompt.
         answer_tokens: Maximum tokens of an answer.
-        at_once: Requests in flight.
-        seconds: How long new requests are sent.
+        at_once: Number of requests in flight.
+        seconds: How long to send new requests.
         clock: Seconds, monotonic.
         ended: Called after each request with the seconds since the first one began.
 
@@ -70,7 +70,7 @@ async def load(
     began_s, counts = clock(), [0, 0]
 
     async def client(number: int) -> None:
-        rng = random.Random(f"{began_s} {number}")  # repeats no prompt of an earlier run, which may be cached
+        rng = random.Random(f"{began_s} {number}")  # prompts of earlier runs may be cached
         while clock() - began_s < seconds:
             message = Message(role="user", content=questions(rng))
             prefix = Prefix(messages=(message,), max_tokens=answer_tokens)
@@ -84,7 +84,7 @@ async def load(
 
 
 def long_prompt(rng: random.Random) -> str:
-    """Return a long prompt of random words, so that its beginning is not in a cache."""
+    """Return a long prompt of random words, whose beginning is therefore not cached."""
     return " ".join(str(rng.randrange(1000)) for _ in range(_WORDS))
 
 
@@ -146,7 +146,7 @@ async def calibrated(
         engine: The server's engine.
         sampling: As in searches.
         usd_per_hour: The server's price per hour, in USD.
-        at_once: Requests in flight.
+        at_once: Number of requests in flight.
         seconds: Total duration of the load.
         clock: Seconds, monotonic.
         ended: Called after each request with the seconds since the first one began.

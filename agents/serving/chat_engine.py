@@ -1,4 +1,4 @@
-"""Engine for any OpenAI-compatible `/v1/chat/completions`: whole answers, priced by the server's token counts."""
+"""Engine for any OpenAI-compatible `/v1/chat/completions`: whole answers, billed by the server's token counts."""
 
 import functools
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,7 +41,7 @@ class ChatEngine:
     Args:
         server: The server.
         model: The model's name in the catalogue.
-        endpoint: Its entry's endpoint.
+        endpoint: The endpoint in the model's catalogue entry.
         instruction: A system message for conversations without one.
     """
 
@@ -53,10 +53,10 @@ class ChatEngine:
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
     ) -> list[Drafted]:
-        """Return `n` answers for each prefix, which has no steps; see `Engine.generate`.
+        """Return `n` answers for each prefix; prefixes have no steps here. See `Engine.generate`.
 
         Sends one request per answer, or a single one if the server supports `n` (`native_n`) and all prefixes match.
-        If a request fails, the error has the tokens that were billed for the others and for an unusable reply.
+        If a request fails, the error contains the tokens billed for the other requests and for an unusable reply.
         """
         check_seeds(prefixes, n, seeds)
         asked = [prefix for prefix in prefixes for _ in range(n)]
@@ -135,7 +135,7 @@ class ChatEngine:
 
 
 async def _with_bills(made: Awaitable[T], bills: list[Billed]) -> T:
-    """Await a result; if it fails, record in the error what was billed for the replies that are lost."""
+    """Await a result. If it fails, add to the error what was billed for the replies that are lost."""
     try:
         return await made
     except ServingError as error:
@@ -259,7 +259,7 @@ def _drafts(reply: dict[str, Any], model: str, n: int, whole: bool, bills: list[
             f"{PATH}: {model}: the reply does not say how many tokens it took (usage), and its cost follows from that; "
             "have the server count them or, if it does so only without a stream, set endpoint.stream to false"
         )
-    # For several choices the server reports only the sum.
+    # For several choices, the server reports only the total.
     each, more = divmod(read.usage.completion_tokens, n)
     return [
         Drafted(

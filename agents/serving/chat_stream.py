@@ -1,4 +1,4 @@
-"""A chat completion as it is streamed; see `EventStream`."""
+"""A streamed chat completion; see `EventStream`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 from agents.serving.event_stream import Chunk, EventStream
 
 _IN_PIECES = ("content", "refusal", "reasoning", "reasoning_content")
-"""Fields of a message whose pieces follow one another; of the others, the last counts."""
+"""Fields of a message whose pieces are concatenated; for other fields, the last value counts."""
 
 
 class ChatDelta(Struct):
@@ -29,7 +29,7 @@ class ChatChunk(Chunk):
 
 
 class ChatStream(EventStream):
-    """The chunks of one choice, calls of tools and log probabilities among them."""
+    """The chunks of one choice, including tool calls and log probabilities."""
 
     chunk = ChatChunk
 
@@ -76,7 +76,7 @@ class ChatStream(EventStream):
         return text
 
     def _call(self, delta: dict[str, Any]) -> None:
-        """Add to the tool call of an index; without one, a call with an id is a new one."""
+        """Merge a delta into the tool call at its index. If the delta has no index, an id starts a new call."""
         at = delta.get("index")
         if at is None:
             at = len(self._calls) - (not delta.get("id"))

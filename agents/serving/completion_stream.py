@@ -1,4 +1,4 @@
-"""A completion of vLLM's `/v1/completions` as it is streamed; see `EventStream`."""
+"""A streamed completion of vLLM's `/v1/completions`; see `EventStream`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CompletionChunk(Chunk):
 
 
 class CompletionStream(EventStream):
-    """The chunks of one choice. A server that is not vLLM gives no token ids, nor has the reply then any."""
+    """The chunks of one choice. Servers other than vLLM send no token ids, so the reply has none either."""
 
     chunk = CompletionChunk
 

@@ -17,8 +17,8 @@ from schemas.search import Served
 # The engine protocol: prefixes in, drafts of one step out.
 #
 # An engine serves one model, from vLLM in this process, a remote server or a recording; the search treats all alike.
-# Every draft has its own seed, so a path's text depends on its own identity and not on the rest of the batch, as far as
-# floating-point sums over different batches allow.
+# Every draft has its own seed, so a path's text depends on its own identity and not on the rest of the batch, except
+# that floating-point sums may differ between batches.
 
 
 class Drafted(Struct, frozen=True):
@@ -33,7 +33,7 @@ class Drafted(Struct, frozen=True):
             L_in in the cost.
         token_ids: The generated tokens, if the engine returns them.
         billed: Tokens billed for the draft's request, if an upstream counts them. If one request made several drafts,
-            only the first has them.
+            only the first has this field.
         upstream: The upstream's choice, if the prefix's `whole` is set.
     """
 
@@ -55,7 +55,7 @@ class Prefix(Struct, frozen=True, kw_only=True):
         max_tokens: Maximum tokens per draft, above 0, if lower than the sampling's `step_tokens`; None for no bound.
         options: The client's options for a chat endpoint, such as tools, and its sampling. Other engines ignore them
             and use the `Sampling` that they are given.
-        whole: Whether to return the upstream's whole reply, whatever it is (`Drafted.upstream`).
+        whole: Whether to return the upstream's whole reply, whatever it contains (`Drafted.upstream`).
     """
 
     messages: tuple[Message, ...]
@@ -81,7 +81,7 @@ class Engine(Protocol):
     ) -> list[Drafted]:
         """Return `n` drafts for each prefix, grouped by prefix.
 
-        Cancelling the call stops the work. If one draft fails, the whole call does.
+        Cancelling the call stops the work. If one draft fails, the whole call fails.
 
         Args:
             step_id: Names the step in errors and at the server, e.g. `query_id/3`.
@@ -117,8 +117,8 @@ class StreamingEngine(Engine, Protocol):
             prefix: What to continue.
             seed: Seed of the draft.
             sampling: As in `generate`.
-            on_text: Called with each piece of the text as it arrives. The pieces need not add up to the whole text, but
-                once one has been passed on, the request is not sent again.
+            on_text: Called with each piece of the text as it arrives. The pieces need not add up to the whole text.
+                Once one has been passed on, the request is not sent again.
 
         Raises:
             ServingError: As in `generate`.
@@ -140,8 +140,8 @@ def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> Non
 
 # From a prefix to the token ids that an engine continues, and from its result to a draft.
 #
-# Records contain a path as text. Encoding it again may give different tokens from those the model generated, in which
-# case the prefix cache misses and the distribution differs. So the token ids of live paths are cached here, and only
+# Records contain a path as text. Encoding it again may give tokens other than those that the model generated, so that
+# the prefix cache misses and the distribution differs. Therefore, the token ids of live paths are cached here, and only
 # paths that are not in the cache, for instance after a restart, are encoded again.
 
 
@@ -258,7 +258,7 @@ class Continuer:
         return known if known is not None else self._prompts.encode("".join(prefix.steps))
 
     def _whole(self, text: str, ids: tuple[int, ...]) -> bool:
-        """Return whether the text contains its last token as a whole, which may extend beyond the delimiter."""
+        """Return whether the text contains all of the last token, which may extend beyond the delimiter."""
         return text.endswith(self._prompts.piece(ids[-1]))
 
     def _remember(self, continuation: Continuation, text: str, ids: tuple[int, ...]) -> None:
@@ -270,7 +270,7 @@ class Continuer:
 def finish_of(finish_reason: str, stop: str | int | None, delimiter: str) -> Finish:
     r"""Return why a draft ended, from vLLM's two reasons.
 
-    vLLM says `stop` for a stop string (named in the stop reason), for a stop token (its id) and for the
+    vLLM reports `stop` for a stop string (the stop reason is the string), for a stop token (its id) and for the
     end of sequence (no stop reason).
 
     >>> finish_of("stop", "\n\n", "\n\n"), finish_of("stop", None, "\n\n"), finish_of("length", None, "\n\n")

@@ -20,10 +20,10 @@
             ├── EngineTimeoutError       no reply in time; not sent again, because the work may have been done
             └── EngineReplyError         an invalid reply; not sent again
 
-Three class attributes say what to do: `retryable` (try again later), `fatal` (this process cannot continue: exit and
-let the supervisor restart it) and `infrastructure` (neither the query nor the action is at fault, so nothing may be
-learned from the error). `cause` says how the model itself may have failed (`schemas.answer.Cause`); for a generator it
-takes precedence over `infrastructure`.
+Three class attributes say what to do: `retryable` (try again later), `fatal` (this process cannot continue and must
+exit, so that the supervisor restarts it) and `infrastructure` (neither the query nor the action is at fault, so nothing
+may be learned from the error). `cause` says how the model itself may have failed (`schemas.answer.Cause`); for a
+generator, it takes precedence over `infrastructure`.
 """
 
 from typing import ClassVar

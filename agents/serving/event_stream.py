@@ -1,4 +1,4 @@
-"""A completion that a server streams: server-sent events in, the text as it arrives and finally the whole reply out."""
+"""A streamed completion: server-sent events in, the text as it arrives and finally the whole reply out."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from msgspec import Struct
 from agents.serving.errors import EngineFaultError, EngineReplyError, StreamBrokenError
 
 _SHOWN = 300
-"""Characters of a server's error message, quoted in ours."""
+"""Maximum number of characters of a server's error message that ours quote."""
 
 
 class Chunk(Struct):
-    """What is read of any chunk."""
+    """The fields that are read from every kind of chunk."""
 
     error: Any = None
 
@@ -29,7 +29,7 @@ class EventStream(ABC):
         on_text: Called with each piece of the text as it arrives.
 
     Attributes:
-        began: Whether any text has arrived: then the request is not sent again, because its text may differ.
+        began: Whether any text has arrived. If so, the request is not sent again, because the new text may differ.
     """
 
     chunk: ClassVar[type[Chunk]]
@@ -44,7 +44,7 @@ class EventStream(ABC):
         """Read the next bytes of a reply of server-sent events.
 
         Raises:
-            EngineReplyError: an event is no chunk of a completion.
+            EngineReplyError: an event is not a chunk of a completion.
         """
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
@@ -84,4 +84,4 @@ class EventStream(ABC):
 
     @abstractmethod
     def _reply(self) -> dict[str, Any] | None:
-        """Return the whole reply; None if no chunk said that it ended."""
+        """Return the whole reply; None if no chunk marked its end."""

@@ -1,4 +1,4 @@
-"""Models served elsewhere: JSON over HTTP with keys, time-outs, bounded retry and a circuit breaker."""
+"""Remote models: JSON over HTTP with keys, time-outs, bounded retries and a circuit breaker."""
 
 import asyncio
 import time
@@ -55,7 +55,7 @@ class Keys:
 
     Attributes:
         by_host: Keys by `host` or `host:port`; the latter takes precedence.
-        by_name: Keys that are named by entries of the catalogue file, by that name and `host:port`.
+        by_name: Keys that entries of the catalogue file name, by key name and `host:port`.
     """
 
     by_host: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -114,7 +114,7 @@ def _host(url: str) -> str:
 
 # Circuit breaker of one endpoint, without I/O; the clock is passed in.
 #
-# An endpoint that is down, hangs or refuses our key fails every request, often fast. After a few failures in a row its
+# An endpoint that is down, hangs or refuses our key fails every request, often fast. After a few failures in a row, its
 # breaker opens: requests are refused here, and heartbeats omit its model, so the decider chooses a different one. After
 # a pause the breaker is half-open: requests pass again, and the first outcome closes or reopens it. Each pause is twice
 # the previous one.
@@ -130,7 +130,7 @@ LONGEST_REST_S = 3600.0
 
 
 class Breaker:
-    """Circuit breaker of an endpoint, which `FAILURES` failures in a row open.
+    """Circuit breaker of an endpoint. It opens after `FAILURES` failures in a row.
 
     Args:
         clock: Seconds, monotonic.
@@ -194,7 +194,7 @@ class Breaker:
                 self._until = self._clock() + self._pause_s
 
 
-# JSON over HTTP with time-outs, bounded retry and a circuit breaker, for models served elsewhere.
+# JSON over HTTP with time-outs, bounded retries and a circuit breaker, for remote models.
 
 SHOWN_CHARACTERS = 300  # of a server's error message, quoted in ours
 MOST_REPLY_BYTES = 32 << 20  # decompressed; many times the scores of a verifier's whole batch
@@ -218,8 +218,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         connect_timeout_s: Longest wait for a connection.
         read_timeout_s: Longest wait for a reply; a busy server queues.
         silent_s: After requests have waited this long in total without any reply, each request cancelled after at least
-            a fifth of that time counts as a failure of the endpoint. Otherwise queries that run out of time first would
-            keep the breaker of a hanging server closed forever.
+            a fifth of that time counts as a failure of the endpoint. Otherwise, the breaker of a hanging server would
+            stay closed forever if queries run out of time first.
         retries: How many times and with which pauses a request is tried.
         connections: Maximum requests in flight.
         headers: Sent with each request.
@@ -239,7 +239,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class JsonServer:
-    """A server that takes and returns JSON.
+    """A server that accepts and returns JSON.
 
     Args:
         settings: Its address and time-outs.
@@ -247,7 +247,7 @@ class JsonServer:
         breaker: Counts successes and failures; by default a new one.
 
     Attributes:
-        answered: Set once the server has answered at all. Before that, it may be loading its weights.
+        answered: Set once the server has answered any request. Before that, it may still be loading its weights.
         first: If set, sends a first question once the server is up, and returns what was wrong with the answer. The
             server counts as having answered only if nothing was wrong. The breaker limits how often the question is
             sent.
@@ -325,12 +325,12 @@ class JsonServer:
         """Return the JSON object at a path, requested once and regardless of the breaker.
 
         Raises:
-            ServingError: The server returned none; the subclass says why.
+            ServingError: The server returned no JSON object; the subclass says why.
         """
         return await self._once(self._where(path), "GET", path, None)
 
     async def knock(self) -> None:
-        """Check whether a server that has not answered yet is up, by its model list or else its health endpoint."""
+        """Check whether a server that has not answered yet is up, from its model list or else its health endpoint."""
         if self.answered.is_set():
             return
         for path in ("/v1/models", "/health"):
@@ -356,7 +356,7 @@ class JsonServer:
         return not self.why
 
     async def probe(self) -> None:
-        """Request the model list of a half-open endpoint, so that no query fails just to find out it is still down."""
+        """Request the model list of a half-open endpoint, so that no query has to fail if it is still down."""
         if self.breaker.state != "half-open":
             return
         if why := await self._fault("/v1/models"):
@@ -409,7 +409,7 @@ class JsonServer:
                 found = read(await self._once(where, "POST", path, content, streamed))
             except asyncio.CancelledError:
                 answered, now = False, time.monotonic()
-                # A short wait proves nothing, because a client may have given its search only half a second.
+                # A short wait does not count, because a client may have given its search only half a second.
                 waited = now - began >= self.settings.silent_s * PATIENT
                 if waited and (silent_s := self._silence.seconds(now)) >= self.settings.silent_s:
                     self.breaker.failed(f"{where}: no reply in {silent_s:.0f} s")
@@ -514,7 +514,7 @@ class _Silence:
         self._since = now
 
     def seconds(self, now: float) -> float:
-        """Return the seconds of waiting so far; valid while a request waits or when the last one ends."""
+        """Return the seconds waited so far. Valid only while a request waits or when the last one ends."""
         return self._before_s + now - self._since
 
 
@@ -531,7 +531,7 @@ _ADVICE: dict[int, str] = {
     httpx.codes.NOT_FOUND: "; check endpoint.url, and the model's name there: endpoint.model of a chat endpoint, "
     "endpoint.served_name of an http one",
 }
-"""What to do if an endpoint refuses every request, by status."""
+"""What to do if an endpoint refuses every request, keyed by status."""
 
 
 def _refusal(where: str, status: int, headers: httpx.Headers, data: bytes) -> ServingError:
@@ -543,7 +543,7 @@ def _refusal(where: str, status: int, headers: httpx.Headers, data: bytes) -> Se
         return busy
     if status >= httpx.codes.INTERNAL_SERVER_ERROR or status in _TRY_AGAIN:
         return EngineFaultError(said)
-    # A redirect, an empty account or a wrong path fails every request alike, so the request is not at fault.
+    # With a redirect, an empty account or a wrong path, every request fails, so this request is not at fault.
     return RequestRefusedError(said) if status in _REQUEST_AT_FAULT else EndpointRefusedError(said)
 
 
@@ -559,7 +559,7 @@ def _complaint(data: bytes) -> str:
 
 
 def _retry_after_s(headers: httpx.Headers) -> float:
-    """Return the seconds that a server asks to wait, as a number or until a date by its own clock (RFC 9110, 10.2.3).
+    """Return how many seconds a server asks to wait, as a number or as a date by its own clock (RFC 9110, 10.2.3).
 
     The result is 0 if the header is missing or unreadable.
     """
@@ -577,8 +577,8 @@ def _retry_after_s(headers: httpx.Headers) -> float:
 
 # The engine of a remote vLLM server, at its `/v1/completions`.
 #
-# The prompt is rendered here with the model's own chat template, so a path is continued exactly as by an engine in this
-# process. vLLM accepts and returns token ids, and reports the stop string that ended a completion.
+# The prompt is rendered here with the model's own chat template, so a path is continued exactly as it would be by an
+# engine in this process. vLLM accepts and returns token ids, and reports the stop string that ended a completion.
 
 
 class HttpEngine:

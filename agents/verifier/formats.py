@@ -2,9 +2,9 @@
 
 StepTagFormat    Qwen2.5-Math-PRM and the mini PRMs: a chat whose assistant turn contains all steps, each followed by a
                  tag
-SkyworkFormat    Skywork-o1-Open-PRM: question and lines of text; a step's score is at its last newline
+SkyworkFormat    Skywork-o1-Open-PRM: the question and lines of text; a step's score is at its last newline
 
-A step's trailing blank line is the search's delimiter, and is removed first.
+A step's trailing blank line, the search's delimiter, is removed first.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Format(Protocol):
 
 
 class StepTagFormat:
-    """A chat with the question, and then all steps in one assistant turn, each followed by the step tag.
+    """A chat with the question, followed by all steps in one assistant turn, each with a step tag at its end.
 
     Args:
         prompts: The verifier's tokenizer and chat template.
@@ -61,7 +61,7 @@ class StepTagFormat:
 
     def render(self, question: str, steps: Sequence[str]) -> Rendered:
         """Return the prompt of a path."""
-        # A tag inside the question or a step would otherwise add a score.
+        # Otherwise, a tag inside the question or a step would add a score.
         told = "".join(self._without_tag(step.rstrip("\n")) + self._tag for step in steps)
         dialogue = [*self._system, ("user", self._without_tag(question)), ("assistant", told)]
         ids = self._prompts.encode(self._prompts.dialogue(dialogue))

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 # Scores from the output of a process reward model, by pure functions that are strict about counts.
 #
-# A reply whose number of rows differs from the number of step tags is an error. Public code turns it into a score of
-# zero, which silently prunes a good path.
+# A reply whose number of rows differs from the number of step tags is an error. Public implementations turn it into a
+# score of zero, which silently prunes a good path.
 
 ROUNDING = 1e-6  # a float32 softmax may leave [0, 1] by about this much
 
@@ -179,7 +179,7 @@ class ProcessRewardModel:
         context_tokens: Maximum length of a prompt. A longer path loses its leading steps, and its Scored is marked as
             `shortened`.
         tokenizing: Executor that renders prompts, with one thread because tokenizers are not thread-safe. With None
-            they are rendered on the event loop, for a source that fills its batches from the requests waiting there.
+            they are rendered on the event loop, for a source that fills its batches from requests waiting there.
         host: See `Verifier.host`.
     """
 
@@ -204,7 +204,7 @@ class ProcessRewardModel:
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
         """Return a score for the last step of each path; see `Verifier.score`."""
-        # One path at a time, so that the paths of other steps can be interleaved and a deadline can take effect.
+        # Paths are rendered one at a time, so that those of other steps can be interleaved and a deadline takes effect.
         fitted = [await self._fit(question, path) for path in paths]
         replies = await self._source.rows([rendered.token_ids for rendered, _ in fitted])
         return [
@@ -238,7 +238,7 @@ class ProcessRewardModel:
         def fits(dropped: int) -> bool:
             return len(without(dropped).token_ids) <= self._context_tokens
 
-        # Find the smallest number of steps to drop by bisection, since each shortens the prompt. The last step stays.
+        # Find the smallest number of steps to drop by bisection, because each shortens the prompt. The last step stays.
         dropped = 0 if fits(0) else bisect_left(range(len(path) - 1), True, key=fits)
         rendered = without(dropped)
         if len(rendered.positions) != len(path) - dropped:
@@ -260,7 +260,7 @@ class HostedRows:
         host: A started host with the model loaded.
         model: Name of the model in the host.
         owns_host: Whether closing the source closes the host.
-        retries: How many times and when to retry a batch that fails.
+        retries: How many times a failed batch is retried, and after which pauses.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ async def start_verifier(
 
 
 async def ask(verifier: Verifier, question: str) -> None:
-    """Have a verifier score a step of the operator's question before any client's, to find out whether it crashes.
+    """Have a verifier score a step of the operator's question before any client's, to see whether it crashes.
 
     Raises:
         EngineDiedError: The verifier crashed.
@@ -433,7 +433,7 @@ async def verify(
 ) -> Verification:
     """Score the pending drafts of a step.
 
-    The result depends only on the step, and the first Verification of a step counts, so scoring a redelivered step
+    The result depends only on the step, and only the first Verification of a step counts, so scoring a redelivered step
     again has no effect.
 
     Args:

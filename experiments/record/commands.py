@@ -136,7 +136,7 @@ def record(
         settings = {
             "catalogue": loaded.fingerprint,
             "task": task,
-            # The digest of all questions, so that a short recording can be extended and keeps its searches.
+            # The digest is of all questions, so that a short recording can be extended without losing its searches.
             "questions": fingerprint(asked(1.0)),
             "models": list(loaded.model_names),
             "searched": sorted({(action.qp, action.cp) for action in plan.actions}),

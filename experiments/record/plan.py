@@ -4,8 +4,8 @@ A shard is one (sample, model, question); its searches share a memory of drafts.
 sample is run with and without early exit and with every verifier, later samples with early exit and the verifier in
 use. BEST-Route*'s further arms are derived from 64 independent paths, (64, 1, 1), which are always run without early
 exit. Runs without early exit, or with the other verifiers, may be restricted to some of the questions. Mixed traffic is
-run only with early exit and the verifier in use, and its best of 1, 4 and 16 are derived from (64, 1, 1). Drafts that
-are missing there because of early exit are generated. Variants of searches can be added later; existing ones are kept.
+run only with early exit and the verifier in use. Its best-of-1, -4 and -16 arms are derived from (64, 1, 1), and drafts
+that early exit omitted there are generated. Variants of searches can be added later; existing ones are kept.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class RecordingPlan:
         verifier: The verifier in use.
         others: Further verifiers, for the first sample.
         seed: Seed of all drafts.
-        part: Number of this process, from 1, and number of all processes, each of which has its own questions.
+        part: This process's number, from 1, and the total number of processes, each of which has its own questions.
         whole: Ids of the questions whose first sample is also run without early exit. For all of their samples, the 64
             independent paths are run without it.
         compared: Ids of the questions whose first sample is also run with the other verifiers.
@@ -89,7 +89,7 @@ class RecordingPlan:
             bench: The catalogue and its verifiers.
             questions: The questions, in the recording's order.
             samples: Number of samples of each search.
-            part: Number of this process, from 1, and number of all processes.
+            part: This process's number, from 1, and the total number of processes.
             whole: Questions that are also run without early exit.
             compared: Questions that are also run with every verifier.
         """
@@ -112,7 +112,7 @@ class RecordingPlan:
         return cls(questions, run, derived, samples, bench.catalogue.verifier, part=part)
 
     def shards(self) -> Iterator[Shard]:
-        """Yield this process's shards, those of a question one after another because they share scores."""
+        """Yield this process's shards. Those of one question are adjacent, because they share scores."""
         for sample in range(self.samples):
             for question in self._of_part():
                 for model in dict.fromkeys(action.model for action in self.actions):
@@ -130,7 +130,7 @@ class RecordingPlan:
         return [question for _, question in ordered][number - 1 :: parts]
 
     def variants(self, sample: int, question: Question) -> list[Variant]:
-        """Return the variants of a question's searches, first the one without early exit, whose drafts others reuse."""
+        """Return the variants of a question's searches: first any without early exit, whose drafts the others reuse."""
         in_use = Variant(self.verifier, early_exit=True)
         if sample > 0:
             return [in_use]
@@ -139,7 +139,7 @@ class RecordingPlan:
         return [*whole, in_use, *(Variant(name, early_exit=True) for name in others)]
 
     def runs(self) -> set[RunKey]:
-        """Return the keys that the journal has once this process has finished."""
+        """Return the keys that the journal will have once this process has finished."""
         return {
             (shard.name, variant.verifier, variant.early_exit)
             for shard in self.shards()
@@ -196,7 +196,7 @@ async def record(
     waiting = iter(
         [(shard, missing) for shard in plan.shards() if (missing := _missing(plan, journal, shard))]
     )
-    # Shards of one question are adjacent, so those of earlier questions are nearly finished.
+    # Cached results are kept only for the latest questions: shards of one question are adjacent.
     known: dict[str, Known] = {}
 
     async def worker() -> None:

@@ -1,9 +1,9 @@
 """Runs one search with the product's own forest, engine and verifier, and returns its outcome.
 
-Randomness is keyed to the path: a draft's seed is a hash of the search's id and the draft's position in the forest. So
-two runs of a search that differ in early exit, verifier or number of independent paths share the drafts that both make.
-`SearchMemory` stores them; a second run reuses them, and the engine generates the rest. A run made entirely from memory
-is *derived*. It is identical to a real run, which tests verify with new engines.
+Randomness is keyed to the path: a draft's seed is a hash of the search's id and the draft's position in the forest.
+Therefore, two runs of a search that differ in early exit, verifier or number of independent paths share the drafts that
+both make. `SearchMemory` stores them; a second run reuses them, and the engine generates the rest. A run made entirely
+from memory is *derived*. It is identical to a real run, as tests verify with new engines.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ class Known:
     """Cached scores and grades of one question, shared by all models, because equal paths have equal scores and grades.
 
     Attributes:
-        scores: Scores by verifier and steps.
-        grades: Grades by text.
+        scores: Scores, keyed by verifier and steps.
+        grades: Grades, keyed by text.
     """
 
     scores: dict[tuple[str, tuple[str, ...]], Scored] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class SearchMemory:
     """Drafts that the searches of one question, model and sample share.
 
     Attributes:
-        drafts: The drafts by seed.
+        drafts: The drafts, keyed by seed.
         known: Cached scores and grades of the question.
         made: Number of drafts that an engine generated.
     """
@@ -72,8 +72,8 @@ class Bench:
 
     Attributes:
         catalogue: The catalogue, for architectures and sampling.
-        engines: Engines by model.
-        verifiers: Verifiers by name.
+        engines: Engines, keyed by model.
+        verifiers: Verifiers, keyed by name.
         ask: Asks a grading process if no exact rule decides.
         rules: Rules of the search, except for early exit.
         close: Frees all resources.
@@ -194,7 +194,7 @@ async def _scored(
 def _graded(text: str, question: Question, bench: Bench) -> Grade:
     try:
         return grade(text, question.reference, ask=bench.ask)
-    except GraderFailed:  # recordings know only right and wrong answers
+    except GraderFailed:  # a recorded answer is either right or wrong
         return Grade(correct=False, answer=extract_boxed(text), how="math-verify", version=grader_version())
 
 

@@ -19,7 +19,7 @@ from experiments.yardstick import is_history
 
 # The recorded questions: stories in the paper's proportions, programs for the second task, or mixed traffic.
 #
-# All are from the family's `record` split, on which no model was trained and no anchor measured. They are read from
+# All are from the family's `record` split, on which no model was trained and no anchor was measured. They are read from
 # `experiments/data/questions.jsonl.zst`, which never changes. It also contains the questions on which the family was
 # validated and tested.
 
@@ -45,7 +45,7 @@ LIVE = {level: 25 if level.startswith("code") else 2 * each for level, each in H
 
 @dataclass(frozen=True)
 class Question:
-    """One question; `reference` is as in `Query.reference`."""
+    """One question. For `reference`, see `Query.reference`."""
 
     question_id: str
     level: str
@@ -118,7 +118,7 @@ def _of_level(name: str, level: str) -> list[Question]:
     return [question for question in _sets()[name] if question.level == level]
 
 
-# The file, which has rows in a fixed order, small types, and questions and settings in its metadata.
+# The file: rows in a fixed order, small types, and the questions and settings in its metadata.
 
 WORDS = pa.dictionary(pa.int16(), pa.string())
 SCHEMA = pa.schema(
@@ -158,7 +158,7 @@ KEY = ("sample", "verifier", "early_exit", "model", "qp", "cp", "question")
 def write(
     path: Path, rows: Iterable[dict[str, Any]], questions: Sequence[Question], settings: dict[str, Any]
 ) -> int:
-    """Write the file atomically, and return its size in bytes. The same rows in any order give the same file."""
+    """Write the file atomically and return its size in bytes. The file does not depend on the order of the rows."""
     ordered = sorted(rows, key=lambda row: tuple(row[name] for name in KEY))
     metadata = {
         "uniscale.questions": orjson.dumps([asdict(question) for question in questions]),

@@ -51,7 +51,7 @@ class Cache:
         return len(self.prefix_of)
 
     def branch(self, above: Sequence[int]) -> list[int]:
-        """Replace the rows: rows with one continuation stay, those with several are copied, the others are dropped.
+        """Replace the rows: those with one continuation stay, those with several are copied, the rest are dropped.
 
         As little as possible is copied. Unused prefixes are removed once they are half of all prefixes.
 
@@ -113,7 +113,7 @@ class Kept:
     """LRU cache of pieces by the token ids of their whole path.
 
     Args:
-        size: Maximum bytes of all pieces together.
+        size: Maximum total size of all pieces, in bytes.
     """
 
     def __init__(self, size: int = 400_000_000) -> None:
@@ -132,7 +132,7 @@ class Kept:
             self._held -= gone.values.nbytes
 
     def chain(self, path: Ids) -> list[Piece] | None:
-        """Return a path's pieces from its root on; None if one of them is not cached."""
+        """Return a path's pieces, from its root on, or None if one of them is not cached."""
         found = []
         at: Ids | None = path
         while at is not None:
@@ -235,11 +235,11 @@ class View:
 
 
 def _block(rows_of: Tensor, scores: int) -> int:
-    """Return the number of rows per block: that of the prefix with the most rows, or less if most prefixes have few.
+    """Return the number of rows per block: those of the prefix with the most rows, or fewer if most prefixes have few.
 
     Args:
         rows_of: Number of rows of each prefix.
-        scores: Rows of attention scores per row, which are its new tokens times the query heads per key head.
+        scores: Rows of attention scores per row: its new tokens times the query heads per key head.
     """
     most = int(rows_of.max())
     one_each = int(rows_of.min()) > 0

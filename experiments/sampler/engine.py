@@ -5,9 +5,10 @@ keyed to the path: the rest of the batch only changes the last bits of floating-
 drawn the same tokens after the same prompt share one row of the forward pass. A confident model is thus run once for
 hundreds of drafts of many searches, and each draft still samples independently.
 
-A path continues from its text, encoded again, not from its sampled tokens. Otherwise two drafts with the same text but
+A path continues from its re-encoded text, not from its sampled tokens. Otherwise two drafts with the same text but
 different tokens would continue differently, and which of them a path refers to would depend on what else was in flight.
-If a model generates the tokens that its tokenizer would, which trained models nearly always do, there is no difference.
+There is no difference if a model generates the tokens into which its tokenizer encodes the text, as trained models
+nearly always do.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ def bits(seeds: NDArray[np.uint64], at: int) -> NDArray[np.uint64]:
 
 
 def uniforms(seeds: NDArray[np.uint64], at: int) -> NDArray[np.float64]:
-    """Return u in [0, 1), with 53 bits, for the token at a position of each draft; shape (drafts,)."""
+    """Return each draft's random number u in [0, 1), with 53 bits, for the token at a position; shape (drafts,)."""
     return (bits(seeds, at) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -82,7 +83,7 @@ def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
 def draw(table: NDArray[np.float64], rows: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the token of each draw, the first at which its row's cumulative distribution exceeds u; shape (draws,).
 
-    Each draw is a binary search in the concatenated rows, of which row r covers [r, r + 1), instead of a pass over the
+    Each draw is a binary search in the concatenated rows, where row r covers [r, r + 1), instead of a pass over the
     vocabulary. With four thousand rows, this loses the last twelve of u's 53 bits.
 
     Args:
@@ -96,7 +97,7 @@ def draw(table: NDArray[np.float64], rows: NDArray[np.int64], u: NDArray[np.floa
     return np.asarray(np.searchsorted(line, within, side="right") - rows * size)
 
 
-# Texts to token ids, with each step encoded only once, to render hundreds of thousands of paths.
+# Conversion of texts to token ids. Each step is encoded only once, because hundreds of thousands of paths are rendered.
 #
 # If no token can extend over the end of a step, a path's ids are the concatenation of its steps' ids, and only few
 # steps are distinct. Otherwise the whole text is encoded, as in the product.
@@ -173,7 +174,7 @@ class Stepwise:
 
 
 class BatchRunner(Protocol):
-    """Runs batches, and blocks the event loop meanwhile.
+    """Runs batches, blocking the event loop meanwhile.
 
     Attributes:
         rows: Approximate number of items per batch; the items of one call stay together.
@@ -201,7 +202,7 @@ class Pump:
         self._running: asyncio.Task[None] | None = None
 
     async def submit(self, worker: BatchRunner, items: Sequence[Any]) -> list[Any]:
-        """Return the results of items once their batch has run; if it fails, its error is raised in all its callers."""
+        """Return the results of items once their batch has run. If it fails, its error is raised in all callers."""
         if not items:
             return []
         loop = asyncio.get_running_loop()
@@ -338,7 +339,7 @@ class TorchEngine:
             for i, item in enumerate(items):
                 if item.sampling == sampling:
                     groups.setdefault(item.plan.prompt_ids, []).append(i)
-            # Group by number of drafts, then by length, because a batch is as wide and long as its largest item.
+            # Sort by number of drafts, then by length, because a batch is as wide and long as its largest item.
             shape = {
                 ids: (sum(len(items[i].seeds) for i in g).bit_length(), len(ids)) for ids, g in groups.items()
             }

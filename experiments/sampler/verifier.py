@@ -1,4 +1,4 @@
-"""Rows of a process reward model from the lab's forward pass, for the product's own `ProcessRewardModel`.
+"""Computes the rows of a process reward model with the lab's forward pass, for the product's `ProcessRewardModel`.
 
 A path is scored step by step, so the rows, keys and values of its earlier steps are cached, and only the new step is
 read. Because the model is causal, the rows are the same as if the whole path were read.
@@ -20,13 +20,14 @@ from experiments.sampler.engine import Pump
 
 ROWS = 512
 SIBLINGS = 8
-# Cache size in bytes, an eighth of the machine's memory. Paths of questions in flight that do not fit are recomputed.
+# Cache size in bytes: an eighth of the machine's memory, but at least 1.5 GB. Paths in flight that do not fit are
+# recomputed.
 KEPT = max(1_500_000_000, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 
 
 @dataclass(frozen=True)
 class Unread:
-    """The unread part of a path, which is `ids` from `known` on and is scored at `tags`."""
+    """The unread part of a path, `ids` from `known` on, which is scored at `tags`."""
 
     ids: Ids
     above: Ids | None
