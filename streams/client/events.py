@@ -135,6 +135,7 @@ def _plain(topics: Topics) -> dict[str, Kind]:
         topics.search_step: "step",
         topics.attempt_failed: "attempt-failed",
         topics.answer: "answer",
+        topics.answer_chunk: "answer-chunk",
         topics.feedback: "feedback",
         topics.reward: "reward",
         topics.dead_letter: "dead-letter",
