@@ -203,7 +203,8 @@ def drawn(seed: int, folder: Path) -> World:
         questions={each.text: each for each in questions},
         unscored=unscored,
         lists=_lists(random.Random(f"categories {seed}")),
-        talks=random.Random(f"sessions {seed}").random() < 0.2,
+        # Drawn apart, and so that the seeds of `tests/simulate/without.py` keep their worlds.
+        talks=random.Random(f"sessions, 160, {seed}").random() < 0.2,
     )
     made.settings = made.settings.replace(attempts=again.choice((1, 2, 2, 2, 2, 2)))
     if again.random() < 0.2:

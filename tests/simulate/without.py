@@ -189,7 +189,7 @@ FIXES = {
         decider.Decider, "_follow", {"if row.failure_offset == failure.offset:": "if False:"}, (310, 441)
     ),
     "a snapshot of rows that went with the partition ends no worker": Fix(
-        LearnerLog, "_write", {"except CorruptState:": "except ():"}, (1103741,)
+        LearnerLog, "_write", {"except CorruptState:": "except ():"}, (1103765,)
     ),
 }
 
