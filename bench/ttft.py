@@ -7,7 +7,6 @@ alternate, and each stream is read to its end.
 
 import asyncio
 import contextlib
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -27,7 +26,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from bench.gateway import wait_served
+from bench.peers import serving
 from bench.streams import BenchFailed
+from streams.gateway.sse import DONE, event
 from streams.local.broker import free_port
 from streams.local.deployment import Deployment
 from streams.settings import Settings
@@ -75,7 +76,7 @@ def measure(
         BenchFailed: a stream failed, or had no text.
     """
     with contextlib.ExitStack() as stack:
-        server = plan.server.rstrip("/") or stack.enter_context(_paced())
+        server = plan.server.rstrip("/") or stack.enter_context(_paced(folder / "server.log"))
         entry = {
             "name": "measured",
             "endpoint": {"kind": "chat", "url": server, "model": plan.model, "max_output_tokens": 512},
@@ -140,20 +141,11 @@ async def _first_token(client: httpx.AsyncClient, model: str, what: str) -> floa
 
 
 @contextlib.contextmanager
-def _paced() -> Iterator[str]:
+def _paced(log: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen([sys.executable, "-m", "bench.ttft", str(port)])
-    try:
-        for _ in range(200):
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"{url}/v1/models", trust_env=False)
-                break
-            time.sleep(0.05)
+    with serving([sys.executable, "-m", "bench.ttft", str(port)], f"{url}/v1/models", log):
         yield url
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 async def _models(_: Request) -> Response:
@@ -175,15 +167,11 @@ async def _complete(request: Request) -> Response:
 async def _chunks(tokens: int, usage: dict[str, int]) -> AsyncIterator[bytes]:
     await asyncio.sleep(FIRST_S)
     for _ in range(tokens):
-        yield _event({"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]})
+        yield event({"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]})
         await asyncio.sleep(TOKEN_S)
-    yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    yield _event({"choices": [], "usage": usage})
-    yield b"data: [DONE]\n\n"
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+    yield event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    yield event({"choices": [], "usage": usage})
+    yield DONE
 
 
 if __name__ == "__main__":

@@ -219,11 +219,7 @@ class Gram:
 
     def factorise(self) -> None:
         """Recompute A⁻¹ and θ from A and B by Cholesky."""
-        low, info = lapack.dpotrf(self.a, lower=1, clean=0)
-        if info:
-            raise np.linalg.LinAlgError(
-                f"A lost its positive definiteness at pivot {info}; fold the log again"
-            )
+        low = _factored(self.a)
         if self.b.shape[1]:
             self.theta = np.ascontiguousarray(lapack.dpotrs(low, self.b, lower=1)[0])
         else:
@@ -456,15 +452,21 @@ def _whole(lower: Vector, dim: int) -> Matrix:
     return matrix
 
 
+def _factored(a: Matrix) -> Matrix:
+    """Return the Cholesky factor of a positive definite matrix, given as its lower triangle, in a lower triangle."""
+    low, info = lapack.dpotrf(a, lower=1, clean=0)
+    if info:
+        raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
+    return np.asarray(low)
+
+
 def inverted(a: Matrix) -> Matrix:
     """Return the inverse of a positive definite matrix, given as its lower triangle.
 
     Raises:
         LinAlgError: A is no longer positive definite; fold the log again.
     """
-    low, info = lapack.dpotrf(a, lower=1, clean=0)
-    if info:
-        raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
+    low = _factored(a)
     half, _ = lapack.dpotri(low, lower=1, overwrite_c=1)
     half += 0.0  # turns -0.0 into 0.0, so that equal states are bit-identical
     np.copyto(half.T, half, where=np.tri(len(half), k=-1, dtype=bool))
@@ -482,10 +484,7 @@ def marginal(a: Matrix, b: Vector, first: int) -> tuple[Matrix, Vector]:
     Raises:
         LinAlgError: A is not positive definite.
     """
-    low, info = lapack.dpotrf(a[:first, :first], lower=1, clean=0)
-    if info:
-        raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
     both = np.vstack([a[first:, :first], b[:first]]).T
-    along, _ = lapack.dtrtrs(low, both, lower=1)
+    along, _ = lapack.dtrtrs(_factored(a[:first, :first]), both, lower=1)
     gram = a[first:, first:] - along[:, :-1].T @ along[:, :-1]
     return gram, b[first:] - along[:, :-1].T @ along[:, -1]

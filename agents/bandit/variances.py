@@ -348,8 +348,9 @@ def _evidence_of_separate(
     actions, rank, count = np.unique(history.action), features.rank, z.shape[1]
     sums, moments = np.empty((len(actions), count, count)), np.empty((len(actions), count, targets.shape[1]))
     for place, action in enumerate(actions):
-        own = z[history.action == action]
-        sums[place], moments[place] = own.T @ own, own.T @ targets[history.action == action]
+        rows = history.action == action
+        own = z[rows]
+        sums[place], moments[place] = own.T @ own, own.T @ targets[rows]
     # All features are multiplied by z, and all except the shapes by the categories.
     sides = features.sides[actions]
     parts = [(sides, slice(0, rank))]

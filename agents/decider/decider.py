@@ -851,7 +851,7 @@ class Decider:
     def _applied(
         self, reward: Reward, offset: int, newer: Mapping[str, Row], rows: Rows, seq: int
     ) -> tuple[Verdict, list[Move]]:
-        """Return the verdict on a reward, and its changes to the rows of its attempt and of later attempts."""
+        """Return the verdict on a reward, and the rows that it changes, of its own attempt and of later attempts."""
         query_id, attempt = reward.query_id, reward.attempt
         name = attempt_id(query_id, attempt)
         row = newer.get(name) or self._row(name, rows)

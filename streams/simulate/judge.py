@@ -282,7 +282,7 @@ def _shown(life: Life) -> Iterator[str]:
 def _kept(life: Life) -> Iterator[str]:
     """Yield turns that keep what is not their session's last configuration, or that were drawn, paced or compared."""
     if any(life.faults.met("reset", query_id) for query_id in life.seen["decision"]):
-        return  # sequence numbers begin anew
+        return  # sequence numbers start over
     if any(kind in ("compact", "repair") for kind, _ in life.faults.hits):
         return  # the row of an earlier turn may have been removed
     found = {}

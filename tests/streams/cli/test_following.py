@@ -18,7 +18,7 @@ import pytest
 from schemas.query import Query
 from schemas.record import Record, encode
 from streams.cli.following import SHOWN, Condition, SinceTime, WrongCondition, check_field, line_of
-from streams.client.events import RECORDS, Kind, QueryEvent
+from streams.client.events import RECORDS, Kind, QueryEvent, kind_of, topic_names
 from streams.local.broker import LocalBroker
 from streams.local.deployment import settings_for
 from streams.log import kafka_admin, kafka_clients
@@ -48,6 +48,8 @@ def first(kind: Kind) -> QueryEvent:
 
 def test_every_record_of_every_topic_can_be_followed() -> None:
     assert {event.kind for event in EVENTS} == set(RECORDS) == set(SHOWN)
+    topics = Topics(Settings())
+    assert {kind_of(topics, name) for name in topic_names(topics, RECORDS, ("mini",))} == set(RECORDS)
 
 
 @pytest.mark.parametrize(
