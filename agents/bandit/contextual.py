@@ -548,6 +548,8 @@ class Estimates:
         right = np.stack([history.correct, history.score], axis=1)
         firsts = np.stack([right[:, 0], paid[:, 0]], axis=1)
         plain = known.z if known else fit_directions(d, history, firsts)
+        # Only now, because the room for categories depends on how many directions there are.
+        d.choose_categories(history.outcomes_by_category())
         z = d.with_categories(plain, history.categories)
         of_right = self.right.replace(history, z, right, cap, known.right if known else None)
         of_paid = self.paid.replace(priced, z, paid[~history.failed], cap, known.paid if known else None)
@@ -877,7 +879,6 @@ class Contextual(Learner):
                 settings or different actions, everything is estimated again.
         """
         read = self._read_refit(known, history)
-        self.features.choose_categories(history.outcomes_by_category())
         made = self.estimates.replace(history, cap, read)
         z = self.features.with_categories(made.z, history.categories)
         # Contexts are added in the order of each tenant's traffic. Consecutive rows with the same question, as in a

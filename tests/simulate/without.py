@@ -75,6 +75,16 @@ FIXES = {
         },
         (198,),
     ),
+    "categories are chosen once a refit has its directions": Fix(
+        contextual.Estimates,
+        "replace",
+        {
+            "    d.choose_categories(history.outcomes_by_category())\n": "",
+            "    d = self.features\n": "    d = self.features\n"
+            "    d.choose_categories(history.outcomes_by_category())\n",
+        },
+        (4000499,),
+    ),
     "one question": Fix(
         contextual,  # where it is called from
         "fit_directions",

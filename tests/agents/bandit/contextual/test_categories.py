@@ -259,3 +259,16 @@ def test_the_last_refit_is_not_followed_by_another_estimate() -> None:
     other = lived(20, refits=(20,), known={20: result})
     assert other.refits.results == {20: result}
     assert other.state() == policy.state()
+
+
+def test_the_room_after_a_refit_is_that_beside_its_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = (lived(rounds, refits=(20,)).features for rounds in (19, 20))
+    assert before.rank < after.rank
+    beside_the_new = after.plain_dim + 2 * len(after.crossed)
+    monkeypatch.setattr(contextual_features, "MOST_WITH_CATEGORIES", beside_the_new)
+    assert before.room_for_categories() > after.room_for_categories() == 2
+    policy = lived(20, refits=(20,))
+    other = lived(20, refits=(20,), known=policy.refits.results)
+    assert policy.features.categories == other.features.categories != []
+    assert len(policy.features.categories) == 2
+    assert other.state() == policy.state()
