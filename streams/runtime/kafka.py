@@ -472,7 +472,7 @@ class KafkaRuntime(Runtime):
         back = {tp: offset for tp, offset in back.items() if offset < ahead[tp]}
         if back and not await consumer._commit(back):
             raise Crash("the committed offsets of the group could not be moved back")
-        return {tp.topic: ahead[tp] for tp in back}
+        return {tp.topic: offset or 0 for tp, offset in committed.items() if tp.topic in offsets}
 
     def monotonic(self) -> float:
         """Return the machine's monotonic clock, in seconds."""

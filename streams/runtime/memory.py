@@ -298,14 +298,12 @@ class MemoryRuntime(Runtime):
 
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Lower committed offsets; see the base class."""
-        ahead = {}
+        committed = {topic: self.broker.committed.get((self.app, topic, 0), 0) for topic in offsets}
         for topic, offset in offsets.items():
-            committed = self.broker.committed.get((self.app, topic, 0), 0)
             back = max(offset, self.broker.first(topic, 0))
-            if committed > back:
+            if committed[topic] > back:
                 self.broker.committed[self.app, topic, 0] = back
-                ahead[topic] = committed
-        return ahead
+        return committed
 
     def wall_ms(self) -> int:
         """Return the time on this worker's machine, which agrees with the broker's, in ms since the epoch."""

@@ -210,7 +210,7 @@ class Runtime(ABC):
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Move the committed offsets of topics with one partition back to `offsets` where they are ahead.
 
-        Call this during a recovery; reading then continues from these offsets. Returns the commits that were ahead.
+        Call this during a recovery; reading then continues from these offsets. Returns what was committed before.
         """
 
     @abstractmethod

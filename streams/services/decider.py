@@ -649,6 +649,8 @@ class DeciderService(Ordered):
         self._beats_awaited = False
         self._at_baseline = False  # whether a query has got the baseline since the start
         self._contexts: dict[str, QueryContext] = {}  # Contexts for a batch of AttemptFailed, by query
+        # Offset of the last AttemptFailed in the batch that is being handled; -1 if the batch has none.
+        self._last_failure = -1
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
@@ -683,6 +685,7 @@ class DeciderService(Ordered):
         A refit on all outcomes runs in a thread: it can take a second and would block the event loop. Only the holder
         of the lock reads the learner meanwhile.
         """
+        self._last_failure = -1
         if not batch:
             return BatchEffects()
         if isinstance(batch[0][0], QueryContext):
@@ -701,7 +704,8 @@ class DeciderService(Ordered):
         await self.learner.write(rows)
 
     async def settled(self) -> None:
-        """Update the pending gauges, and write a snapshot if one is due."""
+        """Update the pending gauges, and write a snapshot if one is due; all records of the batch have been sent."""
+        self.learner.log.followed = max(self.learner.log.followed, self._last_failure)
         decider = self.learner.live
         self.pending.show()
         self.learner.show(decider)
@@ -829,6 +833,7 @@ class DeciderService(Ordered):
     def _follow(self, batch: Sequence[tuple[AttemptFailed, ConsumerRecord]]) -> BatchEffects:
         """Decide again for the query of each failed attempt, or end it with the Answer of that attempt."""
         assert self.learner.offered is not None, "nothing is on offer"
+        self._last_failure = batch[-1][1].offset
         living, _ = self.environments(self.learner.offered.space)
         results = self.learner.live.follow(
             [self._failure(record, at) for record, at in batch],

@@ -37,6 +37,7 @@ class LearnerLog:
     Attributes:
         table: Rows by key, in memory: open rows, and those that are not in two snapshots yet.
         snapshot_at: Sequence number of the newest snapshot; -1 for none.
+        followed: Offset of the last AttemptFailed after which the next Decision, or the Answer, has been sent.
     """
 
     def __init__(self, runtime: Runtime, recovered: Callable[[], Awaitable[None]]) -> None:
@@ -53,6 +54,7 @@ class LearnerLog:
             begins=self._begins,
         )
         self.snapshot_at = -1
+        self.followed = -1
         self._reading = self.table.reading  # the recovery that the learner is based on
         self._again_s = 0.0  # earliest time of the next snapshot attempt
         # Snapshot records as read, until folded.
@@ -205,7 +207,7 @@ class LearnerLog:
     async def _write(self, decider: Decider) -> int:
         """Write a snapshot, then drop and count obsolete records, in the order given by `agents.decider.snapshot`."""
         topics = self.runtime.topics
-        first = await self.runtime.log.first_offsets((topics.query, topics.context))
+        first = await self.runtime.log.first_offsets((topics.query, topics.context, topics.attempt_failed))
         end = (await self.runtime.log.end_offsets((self.changelog,)))[self.changelog, 0]
         changed = self._changed
         # Take the table's own key objects, so that they are shared.
@@ -245,7 +247,10 @@ class LearnerLog:
         self._manifests |= manifests(dict(records[-1:]))
         self.snapshot_at = decider.seq - 1
         floor = snapshot.floor_of(self._manifests)
-        if floor is None:
+        # The row of a failed attempt stays until the next Decision or the Answer has been sent: without the row, a
+        # redelivered AttemptFailed belongs to a query that has ended, and nothing is sent.
+        unsent = decider.failure_offset > self.followed
+        if floor is None or (unsent and decider.failure_offset >= first[topics.attempt_failed, 0]):
             return 0
         old = [key for key, last in self._ended.items() if last <= floor.version]
         for gone in _slices(old):
@@ -308,14 +313,17 @@ class LearnerLog:
             topics.reward: found.next_reward,
             topics.attempt_failed: found.next_failure,
         }
-        for topic, committed in (await self.runtime.rewind_commits(ends)).items():
-            # Usually these records left no row, and will leave none again.
-            log.info(
-                "%s: the group has committed %d, the log ends before %d: reading again from there",
-                topic,
-                committed,
-                ends[topic],
-            )
+        committed = await self.runtime.rewind_commits(ends)
+        for topic, offset in committed.items():
+            if offset > ends[topic]:
+                # Usually these records left no row, and will leave none again.
+                log.info(
+                    "%s: the group has committed %d, the log ends before %d: reading again from there",
+                    topic,
+                    offset,
+                    ends[topic],
+                )
+        self.followed = committed.get(topics.attempt_failed, 0) - 1
 
     async def _report_expired(self, found: Recovered) -> None:
         """Log records that retention removed before the learner read them: they are never decided or learned."""

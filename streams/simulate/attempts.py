@@ -16,7 +16,7 @@ from schemas.attempt import AttemptFailed
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
-from schemas.record import decode
+from schemas.record import decode, quick_id
 from schemas.reward import Reward
 from streams.simulate.life import Life
 
@@ -47,8 +47,10 @@ class Attempts:
         failures = life.records(topics.attempt_failed)
         self.failures = {each.offset: decode(each.value, AttemptFailed) for each in failures}
         self.failed_ms = {each.offset: each.timestamp_ms for each in failures}
-        letters = (decode(each.value, DeadLetter).origin for each in life.records(topics.dead_letter))
-        given_up = {(each.partition, each.offset) for each in letters if each.topic == topics.answer}
+        letters = [decode(each.value, DeadLetter) for each in life.records(topics.dead_letter)]
+        origins = (each.origin for each in letters)
+        given_up = {(each.partition, each.offset) for each in origins if each.topic == topics.answer}
+        self.undecided = {each.query_id for each in letters if each.origin.topic == topics.decision}
         self.answers: dict[str, tuple[int, Answer]] = {}
         self.given_up: set[str] = set()
         for each in sorted(life.records(topics.answer), key=lambda each: each.offset):
@@ -102,8 +104,9 @@ class Attempts:
         for record in self.life.records(self.life.topics.reward):
             reward = decode(record.value, Reward)
             _, answer = self.answers.get(reward.query_id, (0, None))
-            suspended = self.life.faults.met("suspend", reward.query_id)
-            if answer is not None and answer.seq is not None and not suspended:
+            # A Decision that was given up, or a process that slept while another took over, explains the difference.
+            explained = self.life.faults.met("suspend", reward.query_id) or reward.query_id in self.undecided
+            if answer is not None and answer.seq is not None and not explained:
                 same = reward.status != answer.status or (reward.attempt, reward.seq) == (
                     answer.attempt,
                     answer.seq,
@@ -167,7 +170,11 @@ class Attempts:
         if any(kind.startswith("encoder") for kind, _ in self.life.faults.hits):
             return  # the decider waits for the encoder, too
         last = {each.query_id: each.attempt for each in sorted(self.decisions, key=lambda each: each.attempt)}
+        # Without the Context, a redelivered failure is not decided again.
+        there = {quick_id(each.value) for each in self.life.broker.records(self.life.topics.context)}
         for offset, failed in self.failures.items():
+            if failed.query_id not in there:
+                continue
             answered_ms, answer = self.answers.get(failed.query_id, (0, None))
             expired = (
                 answer is not None and answer.status == "expired" and last[failed.query_id] == failed.attempt

@@ -399,7 +399,10 @@ def _explained(letter: DeadLetter, faults: Faults) -> bool:
         case "KilledProcess" if letter.query_id in faults.deadly:
             return True
         case "KilledProcess":
-            # A query that runs alone as a suspect, because of a deadly one, is blamed if an engine dies meanwhile.
-            fell = faults.deadly and any(faults.met(kind, letter.query_id or "") for kind in _DOWN)
-            return bool(fell) or faults.raised[place] >= LIMIT or faults.witnessed[place] >= LIMIT
+            # A query that runs alone as a suspect, because of a deadly one, is blamed if an engine dies meanwhile, or
+            # if its process is killed.
+            fell = any(faults.met(kind, letter.query_id or "") for kind in _DOWN) or faults.witnessed[place]
+            if faults.deadly and fell:
+                return True
+            return faults.raised[place] >= LIMIT or faults.witnessed[place] >= LIMIT
     return any(faults.met(kind, letter.query_id or "") for kind in _EXPECTED.get(letter.error, ()))

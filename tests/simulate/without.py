@@ -198,6 +198,12 @@ FIXES = {
     "a failed attempt that is read again ends its query": Fix(
         decider.Decider, "_follow", {"if row.failure_offset == failure.offset:": "if False:"}, (310, 441)
     ),
+    "a failed attempt's row stays until what follows it has been sent": Fix(
+        LearnerLog,
+        "_write",
+        {"unsent = decider.failure_offset > self.followed": "unsent = False"},
+        (7101017,),
+    ),
     "a snapshot of rows that went with the partition ends no worker": Fix(
         LearnerLog, "_write", {"except CorruptState:": "except ():"}, (1103765,)
     ),
