@@ -1,4 +1,4 @@
-"""The available choices: actions, the model catalogue, and the texts that describe an action (App. B.2)."""
+"""The model catalogue, and the actions, descriptions (App. B.2), costs and objectives built on it."""
 
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Architecture, Catalogue, Model, Sampling, VerifierModel

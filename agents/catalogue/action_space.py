@@ -1,8 +1,8 @@
 """The unified inference scaling space (Table 1): every available joint configuration a = (M, QP, CP, BS).
 
-There are 28 pairs (QP, CP), which are powers of two with QP·CP ≤ 64, for each model of the catalogue; BS follows
-from CP. With six models that makes 168 actions. The order is stable (model by model as the catalogue lists them, then
-by QP, then by CP), so a model added at the end changes no index.
+QP and CP are powers of two with QP·CP ≤ 64, which gives 28 pairs, and CP determines BS. Six models that can run every
+pair therefore have 168 actions. Actions are sorted by model (in catalogue order), then by QP, then by CP, so appending
+a model to the catalogue does not change the index of any existing action.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -16,7 +16,7 @@ WIDTHS = tuple(2**n for n in range(7))
 
 
 def beam_size(cp: int) -> int:
-    """Return BS for CP: 1 if CP is at most 2, 2 if it is at most 8, and 4 if it is at most 64 (Table 1).
+    """Return the BS that belongs to a CP (Table 1): 1 up to CP 2, 2 up to CP 8, and 4 up to CP 64.
 
     Raises:
         ActionError: CP is outside 1…64.
@@ -31,13 +31,13 @@ PAIRS = tuple((qp, cp) for qp in WIDTHS for cp in WIDTHS if qp * cp <= MAX_DRAFT
 
 
 def parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Parse pairs such as `4/16`; return them in the order of Table 1. No text, or `all`, means all pairs.
+    """Parse pairs such as `4/16`; return them in the order of Table 1. An empty list or just `all` means every pair.
 
     >>> parse_pairs(["4/16", "1/1"])
     ((1, 1), (4, 16))
 
     Raises:
-        ActionError: A text is not one of the pairs.
+        ActionError: A text is not a pair of Table 1.
     """
     if list(texts) == ["all"]:
         return PAIRS
@@ -100,7 +100,7 @@ class ActionSpace:
             raise ActionError(self._why_not(action)) from None
 
     def restrict(self, models: Collection[str]) -> "ActionSpace":
-        """Return the actions of some models, in the same order.
+        """Return the space with only the actions of the given models, in the same order.
 
         Raises:
             ActionError: A model has no action here, or no action is left.
@@ -123,14 +123,14 @@ class ActionSpace:
         """Return the indices a query may choose from.
 
         Args:
-            pinned: The one action that the query requests, if any.
+            pinned: The action that the query is pinned to, if any.
             allowed_models: Models that the query accepts; None accepts all.
             available_models: Models with a live executor; None means all.
-            answers: Number of completed paths that the query wants; QP·CP must be at least as large.
+            answers: Number of answers that the query asks for; QP·CP must be at least this large.
             one_sample: Whether QP·CP must be 1.
 
         Raises:
-            ActionError: No action is left. The message names the field that excludes the last ones.
+            ActionError: No action is left. The message names the field that ruled out the last ones.
         """
         if allowed_models is not None and (unknown := sorted(set(allowed_models) - set(self.models))):
             raise ActionError(f"allowed_models holds {unknown[0]!r}; choose one of {', '.join(self.models)}")
@@ -173,7 +173,7 @@ class ActionSpace:
 
 
 def uis_space(catalogue: Catalogue, pairs: Sequence[tuple[int, int]] = PAIRS) -> ActionSpace:
-    """Return the action space of a catalogue: 28 actions per model, so 168 for six models (Table 1).
+    """Return the action space of a catalogue (Table 1): 28 actions for each model that can run every pair.
 
     Args:
         catalogue: The models.
@@ -189,10 +189,10 @@ def uis_space(catalogue: Catalogue, pairs: Sequence[tuple[int, int]] = PAIRS) ->
 
 
 def pairs_of(catalogue: Catalogue, model: str, pairs: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
-    """Return those of the available pairs (QP, CP) that a model can run.
+    """Return the available pairs (QP, CP) that a model can run.
 
     Without a verifier, candidates cannot be ranked, so CP is 1; if no such pair is available, the result is (1, 1).
-    For a chat endpoint, its own `n` determines QP.
+    A chat endpoint ignores `pairs`: CP is 1, and the endpoint's `n` lists its values of QP.
     """
     endpoint = catalogue.model(model).endpoint
     if endpoint.kind == "chat":

@@ -1,8 +1,7 @@
-"""Makes catalogue entries for a family of checkpoints from the checkpoints' own files.
+"""Builds catalogue entries for a family of checkpoints by reading the checkpoints' own files.
 
-`family.json` names the models and states what cannot be read from a checkpoint (sampling, step tag, anchors).
-The architecture comes from each folder's `config.json`, and the parameter count from the headers of its
-safetensors files.
+`family.json` names the models and gives what a checkpoint does not contain (sampling, step tag, anchors). The
+architecture comes from each folder's `config.json`, and the parameter count from the headers of its safetensors files.
 
 Convention for P: every stored tensor counts once. Embeddings tied to the output head are stored once, so they count
 once. (Table 11 counts them twice for the two smallest Qwen3 models.)
@@ -20,9 +19,9 @@ from schemas.record import invalid_field
 
 T = TypeVar("T")
 
-# Names in safetensors of the dtypes in which one stored number is one parameter (unlike packed int4).
+# The safetensors dtypes that store one number per parameter (packed int4, for instance, does not).
 STORED_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors format
 
 
 class _Member(msgspec.Struct):
@@ -57,8 +56,8 @@ def read_family(path: Path, folder: str) -> tuple[list[dict[str, Any]], list[dic
     """Return the generators and the verifiers of a family as catalogue entries, in the order of family.json.
 
     Args:
-        path: The family.json. Each model's checkpoint is a folder beside it with the model's name.
-        folder: Prefix of the checkpoints' names, which is the family's folder as written in the catalogue.
+        path: The family.json. The folder next to it with a model's name is that model's checkpoint.
+        folder: The family's folder as written in the catalogue; it is prefixed to every checkpoint path.
 
     Raises:
         CatalogueError: A file is invalid. The message names the file, the field and the fix.
@@ -81,9 +80,9 @@ def read_family(path: Path, folder: str) -> tuple[list[dict[str, Any]], list[dic
 
 
 def read_architecture(checkpoint: Path) -> dict[str, int]:
-    """Return the fields of `Architecture` that a checkpoint's own files contain.
+    """Return the fields of `Architecture` that can be read from a checkpoint.
 
-    Bytes per number are not among them, because they depend on the dtype that is served, not on the one that is stored.
+    `weight_bytes` and `kv_bytes` are not among them: they depend on the dtype that is served, not on the stored one.
 
     Args:
         checkpoint: A Hugging Face folder with config.json and safetensors.
@@ -112,7 +111,7 @@ def _checkpoint(path: Path, name: str, folder: str, context_tokens: int) -> dict
 
 
 def _stored(checkpoint: Path) -> int:
-    """Return the number of stored parameters, read from the file headers without the weights."""
+    """Count the stored parameters from the headers of the files, without reading any weights."""
     files = sorted(checkpoint.glob("*.safetensors"))
     if not files:
         raise CatalogueError(

@@ -1,11 +1,15 @@
-"""The fold of the topic `control`: models and objectives as of the last record read.
+"""The current models and objectives, folded from the records of the topic `control`.
 
-Every process folds the same topic, but compaction may have dropped records that other processes have read, so the
-result must depend only on the last record of each key. Therefore an entry for an existing model moves the model *to the
-end*, where it would be if the first entry had never been seen, and removing an unknown model still counts as a change.
-Likewise each entry has its own price, and a price for an unknown model counts as a change, because a later entry has
-replaced the one for which it was meant. Removing the last model is rejected here and cannot be undone, so writers of
-`control` must reject it first.
+Every process folds the same topic, but some of them start after compaction has dropped older records. They all reach
+the same state only if it depends on nothing but the last record of each key. Therefore:
+
+- An entry for an existing model moves the model to the end of the catalogue, because a process that never saw the
+  earlier entry appends it there.
+- An entry resets the model's price to its own, whatever price was set before.
+- A removal or a price for an unknown model is not an error. It changes only the catalogue's version, because the model
+  was known to the processes that read the entry before it was compacted away.
+
+Removing the last model raises an error. By then the record is in the topic, so writers must check for this first.
 """
 
 from collections.abc import Mapping
@@ -43,7 +47,7 @@ class ControlState:
         own: Mapping[str, ObjectiveEntry] | None = None,
         default: str = DEFAULT_MODE,
     ) -> "ControlState":
-        """Return the initial state: a catalogue, the paper's four modes, `careful`, and a deployment's own objectives.
+        """Return the state before the first record: the paper's four modes, `careful`, and the deployment's objectives.
 
         Args:
             catalogue: The models.
@@ -51,14 +55,14 @@ class ControlState:
             default: The objective of a query without one.
 
         Raises:
-            ObjectiveError: There is no objective with the default's name.
+            ObjectiveError: `default` does not name an objective.
         """
         objectives = Objectives(cost_range=catalogue.cost_range)
         goals = {name: goal for name, entry in (own or {}).items() if (goal := goal_of(entry)) is not None}
         return cls(catalogue, replace(objectives, named={**objectives.named, **goals}, default=default))
 
     def after(self, record: ControlRecord, offset: int) -> "ControlState":
-        """Return the state after one more record; a record that was already folded changes nothing.
+        """Return the state after one more record. A record that was folded before changes nothing.
 
         Args:
             record: The record.
@@ -86,7 +90,7 @@ class ControlState:
             case CostBoundsEntry(cost_range=cost_range):
                 return replace(self, objectives=self.objectives.within(cost_range, offset), offset=offset)
             case KeyEntry():
-                return replace(self, offset=offset)  # for the gateway only
+                return replace(self, offset=offset)  # only the gateway uses API keys
 
     def _objectives_after(self, entry: ObjectiveEntry, offset: int) -> Objectives:
         goal = goal_of(entry)

@@ -1,4 +1,4 @@
-"""The cost of an Answer's search, or of one in progress: in USD if the model has prices, else in eFLOPs."""
+"""What a search costs, whether finished or in progress: in USD if its model has token prices, otherwise in eFLOPs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ class CostModel:
     """Computes the cost of searches from the architectures of models and verifiers.
 
     Attributes:
-        generators: Architectures by model name, including removed models, whose last searches still need a cost.
+        generators: Architectures by model name. Removed models stay, because their last searches still need a cost.
         verifiers: Architectures by verifier name.
-        verifier: The catalogue's default verifier, for Answers that name none; `none` if there is none.
-        own: Verifiers that models name themselves, by model name.
+        verifier: Name of the catalogue's default verifier, assumed for Answers that do not name one; may be `none`.
+        own: Names of the verifiers that override the default, by model name.
         intensity: FLOPs per byte of memory traffic on this hardware.
     """
 
@@ -41,7 +41,7 @@ class CostModel:
 
     @classmethod
     def of(cls, catalogue: Catalogue, before: "CostModel | None" = None) -> "CostModel":
-        """Return the cost model of a catalogue, including the models of `before`."""
+        """Return the cost model of a catalogue. Models that only `before` contains are kept."""
         known = dict(before.generators) if before is not None else {}
         return cls(
             generators=known
@@ -55,8 +55,8 @@ class CostModel:
     def scorer(self, model: str, served: Served | None = None) -> Architecture | None:
         """Return the architecture of the verifier that scored a model's drafts; None if it is unknown.
 
-        `Served.model` is the verifier's name in the catalogue; `Served.name` is the software, for instance `vllm`. A
-        verifier without a name, such as a recording, counts as the verifier in use for the model.
+        `Served.model` is the verifier's name in the catalogue; `Served.name` is the software, for instance `vllm`. If
+        `Served.model` is empty, as for a recording, the verifier that the model uses now is assumed.
         """
         usual = self.own.get(model, self.verifier)
         named = usual if served is None else served.model or served.name
@@ -64,7 +64,7 @@ class CostModel:
         return self.verifiers.get(named, in_use)
 
     def forest_eflops(self, forest: Forest) -> float:
-        """Return the cost of a search so far, in eFLOPs times its price factor; 0 before its first step.
+        """Return what a search has cost so far, in eFLOPs times its price factor; 0 before its first step.
 
         Raises:
             UnpricedAnswer: The search's model is unknown.
@@ -82,13 +82,13 @@ class CostModel:
 def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> Cost | None:
     """Return the cost of an Answer's search at the price in force when it began; None if nothing was run or billed.
 
-    In USD it is the price of the tokens counted by the upstream, or else by the engine, without the cost of
-    verification. In eFLOPs it is the cost of App. D.3 times the price factor.
+    In USD, it is the price of the tokens as counted by the upstream or, failing that, by the engine; verification is
+    free. In eFLOPs, it is the cost of App. D.3 times the price factor.
 
     Args:
         answer: The Answer with its trace.
         cost_model: Architectures of models and verifiers.
-        generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
+        generator: Architecture of the model at the time of the Decision; defaults to that in `cost_model`.
 
     Raises:
         UnpricedAnswer: The model or the verifier is unknown.
@@ -97,7 +97,7 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
         return None
     if answer.limits is not None and (prices := answer.limits.prices) is not None:
         billed = answer.billed or Billed(input=answer.prompt_tokens, output=answer.generated_tokens)
-        usd = prices.usd(billed)  # 0 in a foreign Answer alone: there is no prompt without a token
+        usd = prices.usd(billed)  # 0 only if the Answer is forged: every prompt has a token
         return Cost(cost=usd, unit="usd", billed=billed, prices=prices) if usd else None
     if not answer.trace:
         return None
@@ -106,7 +106,7 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
     scorer = cost_model.scorer(answer.action.model, answer.verifier)
     if scorer is None and all(draft.score is None for draft in answer.trace):
-        scorer = model  # a placeholder, which contributes no cost
+        scorer = model  # a placeholder: with no draft scored, it adds no cost
     if scorer is None:
         served = answer.verifier.model or answer.verifier.name if answer.verifier else cost_model.verifier
         raise UnpricedAnswer(answer.query_id, "verifier", served)
@@ -125,7 +125,7 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
 
 
 class _Lost(NamedTuple):
-    """An unscored draft of a step that was cut, at its maximum length."""
+    """A draft of the step that the deadline cut off, taken to have reached its maximum length and not been scored."""
 
     parent: int
     tokens: int

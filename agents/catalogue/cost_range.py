@@ -1,7 +1,7 @@
-"""The unit of a catalogue's costs, and its cost range if it states none, derived from what its models charge.
+"""Derives the unit and the range of a catalogue's costs from its models, for a catalogue that does not state them.
 
-C̃ is never clipped, so the bounds need not be exact. They must have the right order of magnitude and must not change
-(`streams.control_follower` freezes them).
+C̃ is never clipped, so bounds of the right order of magnitude are good enough. They must not change later, even if
+prices do, so the command that starts a deployment writes them to `control`.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from schemas.objective import CostRange, CostUnit
 from schemas.prices import Billed
 
 SHORT: Final = (100, 50)
-"""Tokens of the prompt and answer of a cheap query. The low bound is what the cheapest model charges for it."""
+"""Prompt and answer tokens of a typical cheap query. The lower bound is what it costs on the cheapest model."""
 
 LONG: Final = (1000, 2000)
-"""Tokens of the prompt and answer of an expensive query. The high bound is the most that a model charges for as many
-such answers as it may give."""
+"""Prompt and answer tokens of a typical expensive query. The upper bound is what it costs on the most expensive model,
+when each model returns the largest number of answers that it can."""
 
 
 class _Draft(NamedTuple):
@@ -28,7 +28,7 @@ class _Draft(NamedTuple):
 
 
 def unit_of(models: Sequence[Model]) -> CostUnit:
-    """Return the unit of a catalogue that does not state it: USD if its models have prices, else eFLOPs.
+    """Return the unit for a catalogue that does not state one: USD if its models have prices, otherwise eFLOPs.
 
     Raises:
         CatalogueError: Only some models have a price. The message names one with a price and one without.
@@ -44,7 +44,7 @@ def unit_of(models: Sequence[Model]) -> CostUnit:
 
 
 def derived(models: Sequence[Model], hardware: Hardware | None, unit: CostUnit) -> CostRange | None:
-    """Return the cost range that follows from the models; None if something needed for their costs is missing.
+    """Derive the cost range from the models; None if a price, an architecture or the hardware is missing.
 
     Args:
         models: The models.

@@ -1,13 +1,13 @@
-"""Describes an action as text, for its embedding (App. B.2).
+"""Describes actions as texts, which are then embedded (App. B.2).
 
 Strings, key order and separators follow the paper's two examples; a golden file contains all 168 texts. Our readings
 where the paper is silent or contradicts itself:
 
 - `Resource_Impact` is min(QP·CP, 64), as in the formula. The example (4, 16, 4) prints 16x, which is QP·CP/BS.
-- `Strategy_Mode` depends on QP·CP/BS, so the example is still Balanced-Search and the largest searches are
+- `Strategy_Mode` depends on QP·CP/BS. This makes the example Balanced-Search, as printed, and the largest searches
   Deep-Reasoning.
-- LiveBench is grouped as in the example (`GeneralMixed`), not as in the text beside it (expert reasoning).
-- The two halves are joined by " | ", as are their own parts.
+- LiveBench is grouped as in the example (`GeneralMixed`), not as in the accompanying text (expert reasoning).
+- The two halves are joined with " | ", like the parts within each half.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from schemas.action import Action
 
 SEPARATOR = " | "
 MAX_IMPACT = 64
-# Upper end of QP·CP/BS for each mode. Of the 28 pairs 9 are fast, 13 balanced and 6 deep.
+# Largest QP·CP/BS of the first two modes. Of the 28 pairs, 9 are fast, 13 are balanced and 6 are deep.
 FAST_UP_TO, BALANCED_UP_TO = 4, 16
 PRIORITIES = {
     "Fast-Inference": "Latency-First",
@@ -29,7 +29,7 @@ PRIORITIES = {
 def describe_model(model: Model) -> str:
     """Return the capability-oriented half: the model's name, its size, and each of its anchors.
 
-    If the size, or the score for a benchmark, is unknown, its key is left out; no default replaces it.
+    An unknown size or benchmark score is left out, key included, rather than filled with a default.
     """
     parts = [f"Model: {model.name}"]
     if size := model.params or (size_label(model.parameters) if model.parameters else ""):
@@ -59,7 +59,7 @@ def describe_strategy(qp: int, cp: int, bs: int) -> str:
 
 
 def strategy_mode(qp: int, cp: int, bs: int) -> str:
-    """Return the name of a search's mode, which depends on QP·CP/BS, the number of drafts per step after the first."""
+    """Return the mode of a search. It depends on QP·CP/BS, the number of drafts in each step after the first."""
     drafts = qp * cp / bs
     if drafts <= FAST_UP_TO:
         return "Fast-Inference"

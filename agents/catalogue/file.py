@@ -1,4 +1,4 @@
-"""Reads catalogues and their entries from YAML. Every error names file, model, field and fix.
+"""Reads catalogues and their entries from YAML. Every error names the file, the model, the field and the fix.
 
 A file may refer to a family of checkpoints (`family: models/family.json`) instead of repeating their numbers (see
 `checkpoint.py`). A catalogue may also be written inline under `catalogue` in a deployment's configuration file.
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _MADE = {"family": "train the family", "prior": "make it with `python -m experiments prior`"}
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's is ten times as fast
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's is 10 times faster
     """YAML loader that rejects duplicate keys; PyYAML's own lets the last one win."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -52,11 +52,11 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 class CatalogueExtras(NamedTuple):
-    """The settings of a catalogue file besides its models.
+    """Settings in a catalogue file that are not part of the `Catalogue` itself.
 
     Attributes:
-        prior: File of the prior from which a learner of these models starts; None if there is none.
-        parallelism: Available question and candidate parallelism, as QP/CP; empty means all.
+        prior: File with the prior from which a learner starts; None to start without one.
+        parallelism: The available pairs of Table 1, written QP/CP; empty means all.
     """
 
     prior: Path | None
@@ -127,7 +127,7 @@ def _by_effort(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def beside_catalogue(path: Path) -> CatalogueExtras:
-    """Return the settings of a catalogue file besides its models.
+    """Return the settings in a catalogue file that are not part of the `Catalogue` itself.
 
     Args:
         path: The YAML file.
@@ -147,7 +147,7 @@ def beside_catalogue(path: Path) -> CatalogueExtras:
 
 
 def states_cost_range(path: Path) -> bool:
-    """Return whether a catalogue file states bounds for its costs; if not, they are derived.
+    """Return whether a catalogue file states the bounds of its costs. If it does not, they are derived.
 
     Raises:
         CatalogueError: The file cannot be read.
@@ -161,7 +161,7 @@ def _unit_alone(cost_range: Any) -> bool:
 
 
 def _cost_range(entry: dict[str, Any], models: list[Model], where: str) -> dict[str, Any]:
-    """Return the derived cost range as a field of the catalogue; empty if the catalogue states a cost range itself."""
+    """Return the field `cost_range`, derived from the models; empty if the catalogue states its bounds."""
     given = entry.get("cost_range")
     if given is not None and not _unit_alone(given):
         return {}
@@ -173,7 +173,8 @@ def _cost_range(entry: dict[str, Any], models: list[Model], where: str) -> dict[
     known = None if hardware is None else _convert(hardware, Hardware, f"{where}, field hardware")
     if (found := derived(models, known, unit)) is not None:
         return {"cost_range": found}
-    # Something is missing for which the catalogue will be rejected, whatever the bounds are.
+    # A model lacks something that its cost needs. `Catalogue` rejects that with a clear message, but only if it gets as
+    # far as having a cost range, so it gets placeholder bounds.
     return {"cost_range": CostRange(low=1.0, high=2.0, unit=unit)}
 
 
@@ -198,7 +199,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 
     Args:
         path: The file.
-        what: What the file should be, for the message.
+        what: What kind of file is expected, for the message.
 
     Raises:
         CatalogueError: The file cannot be read, is not YAML, or is not a mapping of names to values.
@@ -221,7 +222,7 @@ def _parsed(text: str) -> Any:
 
 
 def decode_objective(name: str, asked: Any) -> ObjectiveEntry:
-    """Return an objective described in a deployment's settings.
+    """Parse an objective from a deployment's settings.
 
     Raises:
         CatalogueError: The objective is invalid. The message names the objective, the field and the fix.
@@ -233,16 +234,16 @@ def decode_objective(name: str, asked: Any) -> ObjectiveEntry:
         (f"{name}.weights", weights or {}, Weights.__struct_fields__),
     ):
         for field in _mapping(given, where):
-            if field not in fields:  # unlike a record, a file has no fields of a later release
+            if field not in fields:  # a record may have fields of a later release; a file may not
                 raise CatalogueError(f"{where}.{field}: is unknown; {closest(field, fields)}")
     return _convert({"name": name, "op": "set", **asked}, ObjectiveEntry, name)
 
 
 def decode_model(entry: Mapping[str, Any], where: str) -> Model:
-    """Return the model that an entry of a file or of a control record describes.
+    """Return the model described by an entry of a file or of a control record.
 
     Args:
-        entry: The entry as plain values.
+        entry: The entry, as built-in types.
         where: The file or record that contains the entry, for the message.
 
     Raises:
@@ -260,7 +261,7 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
 
 
 def with_list_price(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry in which the list price of its model replaces `price: auto`.
+    """Return an entry with `price: auto` replaced by the model's list price.
 
     Raises:
         InvalidField: The model's price is not known, or it is not a hosted model.
@@ -277,17 +278,17 @@ def with_list_price(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def entry_of(model: Model) -> str:
-    """Return a model as a complete YAML entry, from which `decode_model` restores it without defaults."""
+    """Return a model as a YAML entry with every field written out, so that decoding it does not depend on defaults."""
     return str(yaml.safe_dump(msgspec.to_builtins(model), sort_keys=False, allow_unicode=True))
 
 
 def decode_verifier(entry: Mapping[str, Any], where: str) -> VerifierModel:
-    """Return the verifier that an entry describes; see `decode_model`."""
+    """Return the verifier described by an entry; see `decode_model`."""
     return _convert(_served(entry), VerifierModel, f"{where}, verifier {entry.get('name')!r}")
 
 
 def _served(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in the bytes per weight and per cached number from the served dtype if an entry does not state them."""
+    """Fill in `weight_bytes` and `kv_bytes` from the dtype that is served, unless the entry states them."""
     served, engine = dict(entry), entry.get("engine", {})
     dtype = engine.get("dtype", EngineSettings().dtype) if isinstance(engine, dict) else None
     if isinstance(served.get("architecture"), dict) and isinstance(dtype, str) and dtype in DTYPE_BYTES:
@@ -322,7 +323,7 @@ def _entries(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _laid(entry: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Merge an entry over the defaults, except that a chat endpoint ignores defaults of `sampling`."""
+    """Merge an entry over the defaults. The default `sampling` does not apply to chat endpoints."""
     endpoint = _over(entry, defaults).get("endpoint")
     chats = isinstance(endpoint, dict) and endpoint.get("kind") == "chat"
     return _over(entry, {name: each for name, each in defaults.items() if not (chats and name == "sampling")})
@@ -339,7 +340,7 @@ def _over(entry: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(family: list[dict[str, Any]], typed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge a catalogue's entries for a family's models with those from the checkpoints; append its other entries."""
+    """Merge the catalogue's entries over those read from the family's checkpoints; append entries of other models."""
     said = {each.get("name"): each for each in typed}
     known = {each["name"] for each in family}
     laid = [_over(said.get(each["name"], {}), each) for each in family]

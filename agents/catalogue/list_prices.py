@@ -1,7 +1,8 @@
 """List prices of hosted models, for `price: auto`, from the package genai-prices.
 
-Its data have no date of their own, so they have the date of the pinned release. Prices that depend on the date or the
-hour are those of noon UTC on that day, so every process reads the same prices whenever it starts.
+The package does not date its prices, so they count as those of the day when the pinned release was published. Prices
+that vary by date or by hour are read for noon UTC of that day, so that every process gets the same prices whenever it
+starts.
 """
 
 from datetime import UTC, datetime
@@ -12,17 +13,17 @@ from schemas.prices import Prices
 
 RELEASE: Final = "0.2.3"
 AS_OF: Final = datetime(2026, 11, 10, 12, tzinfo=UTC)
-"""When the pinned release was published."""
+"""Noon UTC of the day when the pinned release was published."""
 
 SOURCE: Final = f"genai-prices {RELEASE} of {AS_OF:%Y-%m-%d}"
 
 
 def list_price(url: str, model: str) -> Prices:
-    """Return the list price of a hosted model. If longer prompts cost more, it is the price for the shortest ones.
+    """Return the list price of a hosted model. If long prompts cost more per token, this is the price for short ones.
 
     Args:
-        url: The address of the model's server, which identifies the provider.
-        model: The model's name on that server. Behind a proxy, it begins with the provider, as in `openai/gpt-4o`.
+        url: The address of the model's server, by which the provider is identified.
+        model: The model's name on that server. A proxy's names start with the provider, as in `openai/gpt-4o`.
 
     Raises:
         InvalidField: The package is not installed, or does not know the provider, the model or one of its prices.
@@ -57,7 +58,7 @@ def _stated(model: str, *, url: str | None = None, provider: str | None = None) 
 
 
 def _base(price: Any) -> float | None:
-    """Return a price from the package, or its base if it has tiers by the length of the prompt."""
+    """Return a price as a number, that of the shortest prompts if it has tiers; None if it is unknown or 0."""
     found = getattr(price, "base", price)
     return float(found) if found else None
 

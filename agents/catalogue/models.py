@@ -1,4 +1,4 @@
-"""The catalogue: the available models, what is known about each (Table 11, App. B.2), and their verifiers."""
+"""The catalogue: the available models, their data (Table 11, App. B.2), and their verifiers."""
 
 import hashlib
 import math
@@ -36,24 +36,24 @@ class ActionError(UniscaleError):
     """A configuration violates the rules of Table 1, or is not in the action space in question."""
 
 
-# Data about a model: architecture (Table 11), anchors (App. B.2), sampling and endpoint.
+# The data of a model: architecture (Table 11), anchors (App. B.2), sampling and endpoint.
 #
-# Every struct here is frozen and rejects unknown fields; `file.py` fills them from files. All numbers that determine
-# cost (App. D.3) are in `Architecture`.
+# All structs here are frozen and reject unknown fields; `file.py` reads them from files. `Architecture` has every
+# number that the cost of a search depends on (App. D.3).
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]+$", max_length=60)]
 LabelOrNone = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]*$", max_length=60)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-# Costs are eFLOPs times a price factor. Within these bounds their logarithms stay in a range that a regression can
-# handle.
+# Costs are eFLOPs times a price factor. Within these bounds, the logarithm of a cost stays in a range that the
+# regression can handle.
 PRICE_FACTORS = (1e-12, 1e12)
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 NO_VERIFIER = "none"
-"""Written instead of a verifier's name if there is no verifier."""
+"""Takes the place of a verifier's name where nothing is verified."""
 
 
 class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,17 +67,17 @@ class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # prec_p, bytes per parameter; 0.5 for 4-bit weights
     weight_bytes: Positive | Annotated[float, Meta(gt=0)] = 2
     kv_bytes: Positive = 2  # prec_kv, bytes per cached number
-    # for a mixture of experts, the parameters that one token uses; it costs as much as a dense model of that size
+    # for a mixture of experts, the parameters used per token; its cost is that of a dense model of this size
     active_parameters: Positive | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def used_parameters(self) -> int:
-        """Return P as it counts for costs, which is the number of parameters that one token uses."""
+        """Return P for the cost formulas: the number of parameters used per token."""
         active = self.active_parameters
         return self.parameters if isinstance(active, msgspec.UnsetType) else active
 
     def __post_init__(self) -> None:
-        """Reject more active parameters than there are, and head counts invalid for grouped-query attention."""
+        """Reject too many active parameters, and head counts that grouped-query attention does not allow."""
         if self.used_parameters > self.parameters:
             raise ValueError(
                 f"active_parameters ({self.used_parameters}) is more than parameters ({self.parameters}), "
@@ -90,7 +90,7 @@ class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class BenchmarkScore(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One benchmark score of a model, under the task-domain label that the model's description uses."""
+    """A model's score on one benchmark. The label is the benchmark's task domain, as in the model's description."""
 
     label: Label
     score: Annotated[float, Meta(ge=0, le=100)]  # percent
@@ -102,11 +102,11 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     temperature: Annotated[float, Meta(ge=0, le=2)]
     step_tokens: Positive  # maximum new tokens per draft
-    depth_limit: Positive  # the first H_max, in steps
+    depth_limit: Positive  # initial H_max, in steps
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=0)] = 0  # 0 for no limit
     delimiter: Annotated[str, Meta(min_length=1)] = "\n\n"  # ends a step and stays in its text
-    thinking: bool = False  # the paper's anchors of Qwen3-14B are for the non-thinking mode
+    thinking: bool = False  # the paper's anchors for Qwen3-14B are those of its non-thinking mode
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,7 +124,7 @@ class ModelPrice(Prices, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The prices in a model's entry: `schemas.prices.Prices`, but with unknown fields rejected.
 
     Attributes:
-        source: Where the prices are from, with its date, if the entry says `auto`.
+        source: Source and date of the prices if the entry says `auto`; empty otherwise.
     """
 
     source: str = ""
@@ -141,22 +141,22 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Name
     # Hugging Face id, or a folder relative to the repository root; a chat endpoint needs none
     checkpoint: str = ""
-    architecture: Architecture | None = None  # determines eFLOPs, and the memory of a model in this process
+    architecture: Architecture | None = None  # determines eFLOPs and, for a model in this process, memory
     sampling: Sampling
-    params: LabelOrNone = ""  # nominal size in its description; empty to derive it from the count
+    params: LabelOrNone = ""  # size in its description; empty to derive it from the parameter count
     group: Name = "default"  # the executor group that hosts the model
     endpoint: Endpoint = Endpoint()
     engine: EngineSettings = EngineSettings()
     anchors: tuple[BenchmarkScore, ...] = ()
     price_factor: float = 1.0  # price of an eFLOP: a query's cost is its eFLOPs times this factor
-    price: ModelPrice | None = None  # token prices, in a deployment that counts in USD
+    price: ModelPrice | None = None  # token prices, if costs are in USD
     grader: NamedGrader | None = None  # default grader of its answers; None for the catalogue's
-    verifier: Name | None = None  # verifier of its drafts, or `none`; None for the catalogue's
+    verifier: Name | None = None  # verifier of its drafts, or `none`; None for the default verifier
     effort: str = ""  # the `reasoning_effort` of requests that it serves; empty for any
     capabilities: tuple[Capability, ...] = ()  # what its server supports besides text
 
     def __post_init__(self) -> None:
-        """Reject a price factor out of range, unknown graders, duplicate anchors, and fields unfit for the endpoint."""
+        """Reject price factors out of range, unknown graders, duplicate anchors, and fields for other endpoints."""
         check_price_factor(self.price_factor)
         grader_of(self.grader)
         if self.endpoint.kind != "chat" and not self.checkpoint:
@@ -213,7 +213,7 @@ class StepTags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process reward model, which runs verification and determines its cost."""
+    """A process reward model, which scores drafts. Its architecture determines the cost of verification."""
 
     name: Name
     checkpoint: Annotated[str, Meta(min_length=1)]
@@ -245,7 +245,7 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     intensity: Annotated[float, Meta(gt=0)]  # I: peak FLOP/s over memory bytes/s, in FLOPs per byte
 
     def __post_init__(self) -> None:
-        """Reject an intensity that is not a number."""
+        """Reject an intensity that is not finite."""
         if not math.isfinite(self.intensity):
             raise ValueError(f"intensity is {self.intensity}: give FLOPs per byte, 156 for an A800")
 
@@ -264,7 +264,7 @@ def check_price_factor(factor: float) -> None:
 
 
 def size_label(parameters: int) -> str:
-    """Return a parameter count in the form used in descriptions, to three digits.
+    """Return a parameter count in the form used in descriptions, to three significant digits.
 
     >>> [size_label(n) for n in (41_216, 999_600, 2_031_000, 14_770_000_000)]
     ['41.2K', '1M', '2.03M', '14.8B']
@@ -297,8 +297,8 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Name
     hardware: Hardware | None = None  # needed for eFLOPs
-    verifier: Name  # the verifier of models that name none, one of `verifiers` or `none`
-    cost_range: CostRange  # normalises log C, until a control record changes it
+    verifier: Name  # default verifier of the models: one of `verifiers`, or `none`
+    cost_range: CostRange  # normalises log C until a control record replaces it
     models: tuple[Model, ...]
     verifiers: tuple[VerifierModel, ...]
     version: Annotated[
@@ -307,7 +307,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grader: NamedGrader | None = None  # used if neither query nor model names one; None for `boxed-only`
 
     def __post_init__(self) -> None:
-        """Reject an empty catalogue, duplicate names, unknown graders and verifiers, and models without costs."""
+        """Reject empty catalogues, duplicate names, unknown graders or verifiers, and costs that cannot be computed."""
         grader_of(self.grader)
         if not self.models:
             raise ValueError("models is empty: a catalogue holds at least one")
@@ -332,7 +332,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def _unpriced(self) -> str:
-        """Return what is wrong with a catalogue whose costs are in USD; empty if nothing is."""
+        """Return why costs in USD cannot be computed; empty if they can."""
         for each in self.models:
             if each.price is None:
                 return (
@@ -345,7 +345,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def _uncounted(self) -> str:
-        """Return what is wrong with a catalogue whose costs are in eFLOPs; empty if nothing is."""
+        """Return why costs in eFLOPs cannot be computed; empty if they can."""
         for each in self.models:
             if each.price is not None:
                 return (
@@ -376,9 +376,9 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def lacking(
         self, required: Sequence[Requirement], models: Collection[str] | None = None
     ) -> Requirement | None:
-        """Return the first requirement such that no allowed model meets it together with those before it.
+        """Return the first requirement that no allowed model meets in addition to the earlier ones.
 
-        The result is None if a model meets all requirements, or if the catalogue has none of the allowed models.
+        Return None if some allowed model meets all requirements, or if the catalogue contains no allowed model.
 
         Args:
             required: The query's requirements.
@@ -392,7 +392,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def efforts(self) -> tuple[str, ...]:
-        """Return the reasoning efforts of the models, in catalogue order."""
+        """Return the distinct reasoning efforts of the models, in catalogue order."""
         return tuple(dict.fromkeys(each.effort for each in self.models if each.effort))
 
     @property
@@ -403,36 +403,36 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """Return the names of the environment variables that contain the API keys of the models."""
+        """Return the names of the environment variables that hold the models' API keys."""
         return tuple(dict.fromkeys(each.endpoint.key_env for each in self.models if each.endpoint.key_env))
 
     @property
     def price_factors(self) -> dict[str, Rate]:
-        """Return the price factor of each model whose factor is not 1; in USD, the prices of each model."""
+        """Return the price factors other than 1, by model; if costs are in USD, the token prices of every model."""
         return {m.name: m.rate for m in self.models if m.rate != 1.0}
 
     @property
     def smallest(self) -> Model:
-        """Return the model with the fewest parameters, which is the one that the TTS scenario scales."""
+        """Return the model with the fewest parameters, which the TTS scenario scales."""
         return min(self.models, key=lambda each: each.parameters or math.inf)
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of everything that can change a recorded search; equal content has an equal digest.
+        """Return a digest of everything that can affect a recorded search.
 
-        Version, prices, graders and capabilities are left out.
+        The version, prices, graders and capabilities cannot, and are left out.
         """
         plain = msgspec.to_builtins(msgspec.structs.replace(self, version=-1))
         for model in plain["models"]:
             del model["price_factor"], model["price"], model["grader"]
             del model["capabilities"], model["endpoint"]["sampling"]
-            if model["verifier"] is None:  # there are recordings from before an entry could name a verifier
+            if model["verifier"] is None:  # keeps the digest of recordings made before this field existed
                 del model["verifier"]
             if not model["effort"]:
                 del model["effort"]
         del plain["grader"]
         for each in (*plain["models"], *plain["verifiers"]):
-            if (endpoint := each["endpoint"])["kind"] != "chat":  # or could have the fields of that kind
+            if (endpoint := each["endpoint"])["kind"] != "chat":  # likewise for the fields of chat endpoints
                 each["endpoint"] = {name: endpoint[name] for name in ("kind", "url", "served_name")}
         content = msgspec.json.encode(plain, order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
@@ -441,8 +441,8 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def cost_basis(self) -> dict[str, float | str]:
         """Return everything that determines the eFLOPs of a search (App. D.3): hardware, verifiers in use and models.
 
-        Under catalogues with the same basis, equal traces of a model have the same cost in eFLOPs. In USD, costs depend
-        only on tokens and prices.
+        Two catalogues with the same basis assign the same eFLOPs to the same trace of a model. If costs are in USD,
+        they depend only on tokens and prices, and the basis is just the unit.
         """
         if self.hardware is None or self.unit == "usd":
             return {"unit": self.unit}
@@ -465,7 +465,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def graders(self) -> dict[str, Grader]:
-        """Return the graders that the catalogue names, by a description of what each belongs to."""
+        """Return the graders named in the catalogue, keyed by where: `the catalogue`, or `model` and its name."""
         named = {"the catalogue": self.grader} | {f"model {each.name}": each.grader for each in self.models}
         return {where: grader for where, given in named.items() if (grader := grader_of(given)) is not None}
 
@@ -508,7 +508,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def scoring(self) -> tuple[VerifierModel, ...]:
-        """Return the verifiers that are used by some model, in catalogue order."""
+        """Return the verifiers that at least one model uses, in catalogue order."""
         used = [self.verifier_of(name) for name in self.model_names]
         return tuple(each for each in self.verifiers if each in used)
 
@@ -521,7 +521,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return "all" if len(used) == 1 else "some"
 
     def scored_by(self, verifier: str) -> "Catalogue":
-        """Return the catalogue with a different default verifier, or none, for models that do not name their own.
+        """Return the catalogue with a different default verifier, or with `none`. Models that name their own keep it.
 
         Raises:
             CatalogueError: The catalogue does not contain the verifier.
@@ -531,9 +531,10 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def overlong(self) -> dict[str, int]:
-        """Return, for each model whose paths may be too long for its verifier, the tokens of its longest path.
+        """Return the models whose longest paths exceed their verifier's context, each with the tokens of such a path.
 
-        The verifier reads only as many of the last steps of such a path as fit its context together with the question.
+        Of a path that is too long, the verifier reads only the last steps, as many as fit its context after the
+        question.
         """
         found = {}
         for each in self.models:
@@ -548,7 +549,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         Args:
             model: The new model.
-            version: The new version, in production the change's offset in `control`; by default one higher.
+            version: The new version; in production, the offset of the change in `control`. Defaults to the next number.
 
         Raises:
             CatalogueError: The name is taken, or the version does not increase.
@@ -583,10 +584,10 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self._changed(tuple(each for each in self.models if each is not gone), version)
 
     def with_rate(self, name: str, rate: Rate, version: int | None = None) -> "Catalogue":
-        """Return the catalogue with a new price factor, or new prices, for a model, which keeps its position.
+        """Return the catalogue with a model's price factor or token prices changed. The model keeps its position.
 
         Raises:
-            CatalogueError: The model does not exist, the rate is out of range or in the other unit, or the version does
+            CatalogueError: The model does not exist, the rate is out of range or in the wrong unit, or the version does
                 not increase.
         """
         before = self.model(name)

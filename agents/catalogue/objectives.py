@@ -1,7 +1,7 @@
 """Objectives: named reward weights (App. B.3), targets, and the cost range that normalises log C.
 
 The paper has w₁ = w₂ in each of its four modes, but any convex weights are possible. It does not say where the minimum
-and maximum of log C come from. Here all objectives share them, and they have a version of their own.
+and maximum of log C come from. Here, all objectives share one range, which has its own version.
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ CAREFUL = "careful"
 """As cheap as possible at 98 % of the achievable accuracy. Not from the paper."""
 
 ACCURACY_ONLY = Weights(correct=1.0)
-"""Weights for a reward with a shadow price λ, which is accuracy minus λ·cost. Score and log cost have no weight."""
+"""Weights of an objective with a target: the reward is accuracy minus λ·cost, so score and log cost have no weight."""
 
 
 @dataclass(frozen=True)
 class MeanCost:
-    """The goal of being as accurate as possible at a given mean cost per query.
+    """A target: the highest accuracy at a given mean cost per query.
 
     Attributes:
         cost: The mean cost, above 0, in the deployment's unit.
@@ -42,7 +42,7 @@ class MeanCost:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The goal of being as cheap as possible at a given share of the accuracy that is predicted to be achievable.
+    """A target: the lowest cost at which a given share of the achievable accuracy, as predicted, is kept.
 
     Attributes:
         share: The share, above 0 and at most 1.

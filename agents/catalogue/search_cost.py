@@ -25,7 +25,7 @@ class DraftNumbers(Protocol):
 
     @property
     def parent(self) -> int:
-        """Index of the draft that it continues; -1 for a first step."""
+        """Index of the draft that this one continues; -1 in the first step."""
 
     @property
     def tokens(self) -> int:
@@ -33,12 +33,12 @@ class DraftNumbers(Protocol):
 
     @property
     def score(self) -> float | None:
-        """The verifier's score; None if the draft was never verified, so that verification costs nothing."""
+        """The verifier's score; None if the draft was not verified and so added no cost of verification."""
 
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """Operations and bytes moved in one phase of a search, which are one term of its cost."""
+    """Operations and bytes moved in one phase of a search. The cost of a search is the sum over its phases."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -54,7 +54,7 @@ class PhaseCost:
 
 @dataclass(frozen=True)
 class SearchCost:
-    """The cost of one search with its parts, in eFLOPs except where the name says otherwise."""
+    """The cost of one search by phase. Values are in eFLOPs unless their names say otherwise."""
 
     prefill: PhaseCost
     decoding: PhaseCost
@@ -94,7 +94,7 @@ def search_cost(
     verifier: Architecture,
     intensity: float = INTENSITY,
 ) -> SearchCost:
-    """Return C_UIS with its parts (App. D.3, Remark D.16).
+    """Return C_UIS, by phase (App. D.3, Remark D.16).
 
     Args:
         prompt_tokens: L_in, tokens of the rendered prompt; at least 1.
