@@ -5,12 +5,12 @@ vllm_*    vLLM in this process: callers submit from any thread, and one thread o
   settings    what to host, the environment variables vLLM needs, and how much KV cache an engine gets
   requests    an engine's inputs and outputs: token ids in, text or class probabilities out
   host        the thread-safe interface: submit, run, load, unload, close
-  loop        the engine thread's body; steps every engine with work in turn
-  adapter     the only file that uses vLLM's API, and a process reward model for which vLLM has no class
-http      models served elsewhere, over HTTP, with keys and a circuit breaker
-retries   the one retry policy, and the bound that a query's deadline sets
-recorded  recorded searches, looked up instead of computed
-registry  turns catalogue entries into any of these; loads a process's models in the background and tracks their states
+  loop        the body of the engine thread; steps each engine that has work in turn
+  adapter     the only file that uses vLLM's API; also defines a process reward model that vLLM lacks
+http      models on other servers, over HTTP, with API keys and a circuit breaker
+retries   the one retry policy, and the time limit that a query's deadline sets
+recorded  recorded searches, looked up instead of run
+registry  turns catalogue entries into engines; loads a process's models in the background and tracks their states
 prompts   chat templates: messages and steps to token ids
 errors    the errors of this package
 """

@@ -18,7 +18,7 @@ ANSWER_TOKENS: Final = 256
 """Maximum tokens of an answer while generation is measured."""
 
 _WORDS: Final = 200
-"""Number of words in a long prompt."""
+"""Number of random numbers in a long prompt."""
 
 _HOUR_S: Final = 3600.0
 
@@ -56,8 +56,8 @@ async def load(
 
     Args:
         engine: The server's engine.
-        sampling: As in searches; its delimiter ends an answer.
-        questions: Makes a prompt.
+        sampling: Sampling parameters, as in searches; the delimiter ends an answer.
+        questions: Returns a new prompt.
         answer_tokens: Maximum tokens of an answer.
         at_once: Number of requests in flight.
         seconds: How long to send new requests.
@@ -84,7 +84,7 @@ async def load(
 
 
 def long_prompt(rng: random.Random) -> str:
-    """Return a long prompt of random words, whose beginning is therefore not cached."""
+    """Return a long prompt of random numbers, so that no prefix of it can be cached."""
     return " ".join(str(rng.randrange(1000)) for _ in range(_WORDS))
 
 
@@ -95,10 +95,10 @@ def question(rng: random.Random) -> str:
 
 
 def prices(usd_per_hour: float, reading: Processed, writing: Processed) -> Prices:
-    """Return the token prices of a server, such that the tokens it processes add up to its price per hour.
+    """Return token prices at which the tokens that a server processes in an hour cost its price per hour.
 
-    A load costs the server's price for its duration, which equals the sum over its tokens. Two loads give two equations
-    for the two prices.
+    Each load gives one linear equation: its tokens, at these prices, cost as much as the server does for its duration.
+    Two different loads determine both prices.
 
     Args:
         usd_per_hour: The server's price per hour, in USD.
@@ -144,7 +144,7 @@ async def calibrated(
 
     Args:
         engine: The server's engine.
-        sampling: As in searches.
+        sampling: Sampling parameters, as in searches.
         usd_per_hour: The server's price per hour, in USD.
         at_once: Number of requests in flight.
         seconds: Total duration of the load.

@@ -1,4 +1,4 @@
-"""The engine protocol, which turns prefixes into drafts of one step, and the conversion of a prefix to token ids."""
+"""The engine protocol (prefixes in, drafts of one step out), and the conversion of prefixes to token ids."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -16,9 +16,9 @@ from schemas.search import Served
 
 # The engine protocol: prefixes in, drafts of one step out.
 #
-# An engine serves one model, from vLLM in this process, a remote server or a recording; the search treats all alike.
-# Every draft has its own seed, so a path's text depends on its own identity and not on the rest of the batch, except
-# that floating-point sums may differ between batches.
+# An engine serves one model: with vLLM in this process, on a remote server, or from a recording. The search treats them
+# all alike. Every draft has its own seed, so its text does not depend on the rest of the batch, except through
+# rounding, which can differ between batches.
 
 
 class Drafted(Struct, frozen=True):
@@ -29,12 +29,12 @@ class Drafted(Struct, frozen=True):
         finish: Why it ended: `separator`, `eos`, `length` (cut at `step_tokens`; the path continues in the middle of
             the step) or `context` (the model's context is full; the path cannot continue).
         tokens: Number of tokens generated, including the end-of-sequence token.
-        prompt_tokens: Length of the prompt before the draft: template, question and prefix. For a first step it is
-            L_in in the cost.
+        prompt_tokens: Length of the prompt before the draft: template, question and prefix. For a first step, it is the
+            L_in of the cost.
         token_ids: The generated tokens, if the engine returns them.
         billed: Tokens billed for the draft's request, if an upstream counts them. If one request made several drafts,
             only the first has this field.
-        upstream: The upstream's choice, if the prefix's `whole` is set.
+        upstream: The choice exactly as the upstream returned it, if the prefix's `whole` is set.
     """
 
     text: str
@@ -52,10 +52,11 @@ class Prefix(Struct, frozen=True, kw_only=True):
     Attributes:
         messages: The conversation, as in `Query.chat`.
         steps: The texts of the path's steps, in order, delimiters included; empty for a first step.
-        max_tokens: Maximum tokens per draft, above 0, if lower than the sampling's `step_tokens`; None for no bound.
-        options: The client's options for a chat endpoint, such as tools, and its sampling. Other engines ignore them
-            and use the `Sampling` that they are given.
-        whole: Whether to return the upstream's whole reply, whatever it contains (`Drafted.upstream`).
+        max_tokens: Maximum tokens per draft, at least 1, in addition to the sampling's `step_tokens`; None for no
+            limit.
+        options: The client's options for a chat endpoint, such as tools and sampling parameters. Other engines ignore
+            them and use only `Sampling`.
+        whole: Whether to return everything in the upstream's reply, not only the text (`Drafted.upstream`).
     """
 
     messages: tuple[Message, ...]
@@ -70,7 +71,7 @@ class Engine(Protocol):
 
     Attributes:
         model: Its name in the catalogue.
-        served: Name and version of what runs, for the Answer.
+        served: Name and version of the serving software, for the Answer.
     """
 
     model: str
@@ -84,9 +85,9 @@ class Engine(Protocol):
         Cancelling the call stops the work. If one draft fails, the whole call fails.
 
         Args:
-            step_id: Names the step in errors and at the server, e.g. `query_id/3`.
+            step_id: Identifies the step, e.g. `query_id/3`.
             prefixes: What to continue.
-            n: Number of drafts for each.
+            n: Number of drafts per prefix.
             seeds: One per draft, 0 <= seed < 2**63; `seeds[i * n + k]` is for draft k of prefix i.
             sampling: Temperature, tokens per step, delimiter.
 
@@ -105,7 +106,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class StreamingEngine(Engine, Protocol):
-    """An engine that passes on the text of a draft while it is generated."""
+    """An engine that can pass on the text of a draft while the model is generating it."""
 
     async def stream(
         self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: Callable[[str], None]
@@ -130,7 +131,7 @@ def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> Non
     """Reject a call whose number of seeds does not match its number of drafts.
 
     Raises:
-        ValueError: They do not match, which is the caller's mistake and not the query's.
+        ValueError: They do not match. This is a bug in the caller, not a fault of the query.
     """
     if n < 1 or len(seeds) != len(prefixes) * n:
         raise ValueError(
@@ -138,11 +139,11 @@ def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> Non
         )
 
 
-# From a prefix to the token ids that an engine continues, and from its result to a draft.
+# From a prefix to the token ids that an engine continues, and from the engine's output to a draft.
 #
-# Records contain a path as text. Encoding it again may give tokens other than those that the model generated, so that
-# the prefix cache misses and the distribution differs. Therefore, the token ids of live paths are cached here, and only
-# paths that are not in the cache, for instance after a restart, are encoded again.
+# Records store a path as text. Encoding that text may yield other tokens than the model generated, which would miss the
+# prefix cache and change the distribution. The token ids of live paths are therefore cached here. Only a path that is
+# not in the cache, for instance after a restart, is encoded again.
 
 
 class Continuation(Struct, frozen=True):
@@ -164,7 +165,7 @@ class Continuation(Struct, frozen=True):
 
 
 class Continuer:
-    """Makes prompts for one model and interprets its output as drafts.
+    """Builds prompts for one model and turns its output into drafts.
 
     Args:
         model: The model's name, for errors.
@@ -194,8 +195,8 @@ class Continuer:
         """Return the prompt that the engine continues.
 
         Raises:
-            PromptTooLongError: The question alone fills the context. If a path fills it later, nothing is raised, and
-                the continuation has `max_tokens` 0.
+            PromptTooLongError: The question alone fills the context. A path that fills it later is not an error; its
+                continuation has `max_tokens` 0.
         """
         question, key = self._question(prefix.messages)
         answer = self._answer_ids(prefix)
@@ -240,7 +241,7 @@ class Continuer:
         return Drafted(text=text, finish=finish, tokens=len(ids), prompt_tokens=prompt_tokens, token_ids=ids)
 
     def _question(self, messages: tuple[Message, ...]) -> tuple[tuple[int, ...], bytes]:
-        """Return a conversation's prompt and digest, cached because it may be long and all prefixes share it."""
+        """Return a conversation's prompt and digest. The last is cached: it may be long, and all prefixes share it."""
         if messages is not self._last[0]:
             self._last = messages, self._prompts.prompt(self._dialogue(messages)), digest(messages)
         return self._last[1:]
@@ -258,7 +259,7 @@ class Continuer:
         return known if known is not None else self._prompts.encode("".join(prefix.steps))
 
     def _whole(self, text: str, ids: tuple[int, ...]) -> bool:
-        """Return whether the text contains all of the last token, which may extend beyond the delimiter."""
+        """Return whether the text ends with the whole last token. The token may continue after the delimiter."""
         return text.endswith(self._prompts.piece(ids[-1]))
 
     def _remember(self, continuation: Continuation, text: str, ids: tuple[int, ...]) -> None:
@@ -268,10 +269,10 @@ class Continuer:
 
 
 def finish_of(finish_reason: str, stop: str | int | None, delimiter: str) -> Finish:
-    r"""Return why a draft ended, from vLLM's two reasons.
+    r"""Return why a draft ended, from vLLM's finish reason and stop reason.
 
-    vLLM reports `stop` for a stop string (the stop reason is the string), for a stop token (its id) and for the
-    end of sequence (no stop reason).
+    vLLM's finish reason is `stop` in three cases, which its stop reason distinguishes: a stop string (the string), a
+    stop token (its id), and the end of sequence (None).
 
     >>> finish_of("stop", "\n\n", "\n\n"), finish_of("stop", None, "\n\n"), finish_of("length", None, "\n\n")
     ('separator', 'eos', 'length')

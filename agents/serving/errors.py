@@ -2,12 +2,12 @@
 
     UniscaleError
     └── ServingError
-        ├── EngineEnvironmentError   this process cannot host vLLM in its environment
+        ├── EngineEnvironmentError   vLLM is missing, or this process cannot host it
         ├── EngineStartError         a model could not be loaded
         ├── EngineDiedError          an engine or its thread is gone: restart the process
-        ├── HostClosedError          called after close()
+        ├── HostClosedError          the host or connection was closed
         ├── UnknownEngineError       no engine of that name is hosted here
-        ├── DeadlinePassedError      the query's time ran out first
+        ├── DeadlinePassedError      the query's deadline passed first
         ├── EndpointSuspendedError   the endpoint's circuit breaker is open
         ├── EndpointRefusedError     the endpoint refuses every request: wrong key, or it does not serve this model
         ├── RequestRefusedError      this request can never succeed
@@ -22,7 +22,7 @@
 
 Three class attributes say what to do: `retryable` (try again later), `fatal` (this process cannot continue and must
 exit, so that the supervisor restarts it) and `infrastructure` (neither the query nor the action is at fault, so nothing
-may be learned from the error). `cause` says how the model itself may have failed (`schemas.answer.Cause`); for a
+may be learned from the error). `cause` says how the model itself may have failed (`schemas.failure.Cause`); for a
 generator, it takes precedence over `infrastructure`.
 """
 
@@ -37,7 +37,7 @@ class ServingError(UniscaleError):
     """A model could not be served. The subclass says what to do.
 
     Attributes:
-        billed: Tokens that an upstream counted for requests whose replies are lost with this error; None if unknown.
+        billed: Tokens billed by an upstream for replies that this error discards; None if unknown.
     """
 
     billed: Billed | None = None

@@ -44,7 +44,7 @@ class EventStream(ABC):
         """Read the next bytes of a reply of server-sent events.
 
         Raises:
-            EngineReplyError: an event is not a chunk of a completion.
+            EngineReplyError: An event is not a chunk of a completion.
         """
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
@@ -55,8 +55,8 @@ class EventStream(ABC):
         """Return the reply.
 
         Raises:
-            StreamBrokenError: it ended before its completion did.
-            EngineFaultError: the server reported an error after it had begun.
+            StreamBrokenError: The stream ended before the completion did.
+            EngineFaultError: The server reported an error in the stream.
         """
         if self._error is not None:
             said = str(self._error)[:_SHOWN]

@@ -69,7 +69,7 @@ class Keys:
         urls: Iterable[str] = (),
         named: Iterable[tuple[str, str, str]] = (),
     ) -> "Keys":
-        """Return the keys that the settings name.
+        """Parse the keys in a deployment's settings.
 
         Args:
             text: `host=key,host:port=key`.
@@ -163,7 +163,7 @@ class Breaker:
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
     def succeeded(self) -> None:
-        """Record that the endpoint answered, which closes the breaker unless the endpoint has just asked for a rest."""
+        """Record that the endpoint answered. This closes the breaker, except during a pause that it asked for."""
         if self._rests and self.state == "open":
             return
         self._rests = False
@@ -173,7 +173,7 @@ class Breaker:
         self.why = ""
 
     def rest(self, seconds: float, why: str) -> None:
-        """Block requests for as long as the endpoint asked for, an hour at most."""
+        """Block requests for as long as the endpoint asked, but at most an hour."""
         self.why, self._rests = why, True
         self._until = max(self._until or 0.0, self._clock() + min(seconds, LONGEST_REST_S))
 
@@ -196,11 +196,11 @@ class Breaker:
 
 # JSON over HTTP with time-outs, bounded retries and a circuit breaker, for remote models.
 
-SHOWN_CHARACTERS = 300  # of a server's error message, quoted in ours
-MOST_REPLY_BYTES = 32 << 20  # decompressed; many times the scores of a verifier's whole batch
+SHOWN_CHARACTERS = 300  # maximum length of a server's error message as quoted in ours
+MOST_REPLY_BYTES = 32 << 20  # after decompression; many times the size of a verifier's largest reply
 PATIENT = 0.2  # share of `silent_s` that a cancelled request must have waited to count as a failure
 _EVENTS = "text/event-stream"
-PROBE_S = 5.0  # a server that is back answers at once
+PROBE_S = 5.0  # a server that is up answers at once
 _REQUEST_AT_FAULT = (
     httpx.codes.BAD_REQUEST,
     httpx.codes.REQUEST_ENTITY_TOO_LARGE,
@@ -216,11 +216,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         url: Root of the server, before `/v1`, e.g. `http://localhost:8000`.
         api_key: Sent as a bearer token when not empty; never shown in an error.
         connect_timeout_s: Longest wait for a connection.
-        read_timeout_s: Longest wait for a reply; a busy server queues.
+        read_timeout_s: Longest wait for a reply, including the time that a busy server queues the request.
         silent_s: After requests have waited this long in total without any reply, each request cancelled after at least
-            a fifth of that time counts as a failure of the endpoint. Otherwise, the breaker of a hanging server would
-            stay closed forever if queries run out of time first.
-        retries: How many times and with which pauses a request is tried.
+            a fifth of that time counts as a failure of the endpoint. Without this, the breaker of a hanging server
+            would never open if queries always ran out of time before the read time-out.
+        retries: Number of attempts per request, and the pauses between them.
         connections: Maximum requests in flight.
         headers: Sent with each request.
     """
@@ -341,7 +341,7 @@ class JsonServer:
             self.why = why
 
     async def _is_answering(self) -> bool:
-        """Return whether the first question was answered. If that takes long, the next call continues to wait."""
+        """Return whether the first question was answered. If not within `PROBE_S`, the next call waits for it again."""
         if self.first is None:
             return True
         if self._asking is None:
@@ -363,7 +363,7 @@ class JsonServer:
             self.breaker.failed(why)
 
     async def _fault(self, path: str) -> str:
-        """Return why a path gave no answer; empty if there was an answer, whatever its status."""
+        """Return why a request for a path got no answer; empty if it got one, whatever the status."""
         where = self._where(path)
         try:
             async with asyncio.timeout(PROBE_S):
@@ -409,7 +409,7 @@ class JsonServer:
                 found = read(await self._once(where, "POST", path, content, streamed))
             except asyncio.CancelledError:
                 answered, now = False, time.monotonic()
-                # A short wait does not count, because a client may have given its search only half a second.
+                # A short wait does not count: the client may have allowed its search only half a second.
                 waited = now - began >= self.settings.silent_s * PATIENT
                 if waited and (silent_s := self._silence.seconds(now)) >= self.settings.silent_s:
                     self.breaker.failed(f"{where}: no reply in {silent_s:.0f} s")
@@ -514,7 +514,7 @@ class _Silence:
         self._since = now
 
     def seconds(self, now: float) -> float:
-        """Return the seconds waited so far. Valid only while a request waits or when the last one ends."""
+        """Return the seconds waited so far. Call it only while a request is waiting, or as the last one ends."""
         return self._before_s + now - self._since
 
 
@@ -543,7 +543,7 @@ def _refusal(where: str, status: int, headers: httpx.Headers, data: bytes) -> Se
         return busy
     if status >= httpx.codes.INTERNAL_SERVER_ERROR or status in _TRY_AGAIN:
         return EngineFaultError(said)
-    # With a redirect, an empty account or a wrong path, every request fails, so this request is not at fault.
+    # A redirect, an empty account or a wrong path makes every request fail, so this request is not at fault.
     return RequestRefusedError(said) if status in _REQUEST_AT_FAULT else EndpointRefusedError(said)
 
 
@@ -561,7 +561,7 @@ def _complaint(data: bytes) -> str:
 def _retry_after_s(headers: httpx.Headers) -> float:
     """Return how many seconds a server asks to wait, as a number or as a date by its own clock (RFC 9110, 10.2.3).
 
-    The result is 0 if the header is missing or unreadable.
+    Return 0 if the header is missing or unreadable.
     """
     asked = headers.get("retry-after", "0")
     try:

@@ -1,4 +1,4 @@
-"""Reads from a server which models it has, with their names, contexts and prices."""
+"""Asks a server which models it serves, with their names, context lengths and prices."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -28,7 +28,7 @@ class Listed(Struct, frozen=True, kw_only=True):
         context_tokens: Maximum tokens of prompt and answer together; None if unknown.
         max_output_tokens: Maximum tokens of an answer; None if unknown.
         price: Its token prices; None if unknown.
-        priced_by: Who stated the price.
+        priced_by: Source of the price.
     """
 
     id: str
@@ -69,7 +69,7 @@ class _Info(Struct, frozen=True):
 
     @property
     def price(self) -> Prices | None:
-        """Return the prices of a million tokens; None if the proxy does not know them or says that they are free."""
+        """Return the prices per million tokens; None if the proxy does not know them or says that tokens are free."""
         if not self.input_cost_per_token or not self.output_cost_per_token:
             return None
         costs = (self.input_cost_per_token, self.output_cost_per_token, self.cache_read_input_token_cost)
@@ -104,7 +104,7 @@ async def listed(server: JsonServer) -> list[Listed]:
 async def proxied(server: JsonServer) -> list[Listed]:
     """Return the chat models that LiteLLM's proxy lists at `/model/info`, with contexts and prices.
 
-    A model that several deployments serve has the shortest of their contexts and the highest of their prices.
+    If several deployments serve a model, it gets the shortest of their contexts and the highest of their prices.
 
     Raises:
         ServingError: The server does not answer, refuses the request, or is not such a proxy.

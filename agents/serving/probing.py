@@ -1,9 +1,9 @@
-"""Probes tell a failing model from bad questions: a model whose queries fail is asked the operator's question.
+"""Probes: test questions that show whether a model is failing or its queries are bad.
 
-A failed query alone does not show the cause: the model may refuse every request (because of a wrong template or an
-unknown parameter), or no model could have answered. So clients' queries never suspend a model. After a failure, the
-executor asks the operator's question with the parameters of a usual search. A model that fails it three times in a row
-is suspended until it passes.
+A failed query does not show what is at fault. The model may refuse every request, because of a wrong template or an
+unknown parameter, or the query may be one that no model could have answered. Clients' queries therefore never suspend a
+model. Instead, after a failed query, the executor asks the model a question chosen by the operator, with the sampling
+parameters of an ordinary search. A model that fails this probe three times in a row is suspended until it passes one.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from schemas.chat import Capability, ChatOptions
 from schemas.query import Message
 
 FRESH_S = 60.0
-"""Seconds for which the outcome of a probe stays valid."""
+"""Seconds for which the result of a probe is valid."""
 
 MOST_FAILED = 3
 """Number of failed probes in a row after which a model is suspended."""
@@ -90,7 +90,7 @@ async def first_token(engine: Engine, sampling: Sampling, rules: ProbeRules) -> 
     return ""
 
 
-# A white PNG of 56 by 56 pixels, because vision models refuse images smaller than one of their patches.
+# A white PNG of 56 by 56 pixels; vision models refuse images smaller than one patch.
 _IMAGE: Final = "data:image/png;base64," + "".join(
     (
         "iVBORw0KGgoAAAANSUhEUgAAADgAAAA4AQAAAACA/QazAAAAEElEQVR42mP4DwEMo/SQpAG+u4aIVGNb8gAAAABJ",
@@ -110,7 +110,7 @@ _TRIALS: Final[dict[Capability, ChatOptions]] = {
 
 
 async def tried(engine: Engine, sampling: Sampling, rules: ProbeRules, capability: Capability) -> str:
-    """Test a capability that a chat endpoint's entry declares, and return why it is missing; empty if it is not."""
+    """Send a request that needs a declared capability, and return why it failed; empty if the endpoint has it."""
     parts: tuple[dict[str, Any], ...] = ()
     if capability == "images":
         parts = {"type": "text", "text": rules.question}, {"type": "image_url", "image_url": {"url": _IMAGE}}
@@ -145,7 +145,7 @@ async def streamed(engine: StreamingEngine, sampling: Sampling, rules: ProbeRule
 
 
 class Prober:
-    """Probes one model while its queries fail.
+    """Probes one model after its queries have failed.
 
     Args:
         engine: The model's engine.
@@ -171,7 +171,7 @@ class Prober:
         self._engine, self._sampling, self._rules = engine, sampling, rules
         self._clock, self._told = clock, told
         self._failed = 0
-        self._ended_s: float | None = None  # of the last conclusive probe
+        self._ended_s: float | None = None  # end of the last conclusive probe
         self._due_s: float | None = None
         self._began_s: deque[float] = deque()
         self._running: asyncio.Task[None] | None = None
@@ -179,12 +179,12 @@ class Prober:
     async def verdict(self) -> Probe | None:
         """Return the outcome of a recent probe, or of a new one.
 
-        The result is None if this minute's probes are used up, or if the infrastructure failed.
+        Return None if the limit of probes per minute is reached, or if something other than the model failed.
         """
         if (known := self._known()) is not None:
             return known
         if (running := self._started()) is not None:
-            await asyncio.shield(running)  # other callers wait for it too
+            await asyncio.shield(running)  # shielded, because other callers wait for the same probe
         return self._known()
 
     def suspect(self) -> None:
@@ -209,7 +209,7 @@ class Prober:
         return None if age_s is None or age_s >= FRESH_S else Probe(passed=not self._failed, age_s=age_s)
 
     def _started(self) -> asyncio.Task[None] | None:
-        """Return the running probe, or a new one; None if this minute's probes are used up."""
+        """Return the running probe, or start one; None if the limit of probes per minute is reached."""
         if self._running is not None and not self._running.done():
             return self._running
         now_s = self._clock()

@@ -1,7 +1,7 @@
 """Chat templates: messages to token ids, with the model's own tokenizer.
 
-Every prompt, in process or over HTTP, of a generator or a verifier, is rendered here with the tokenizer in the model's
-folder. This module needs transformers, but does not import vLLM.
+Prompts for generators and verifiers, in process or over HTTP, are all rendered here with the tokenizer in the model's
+folder. Only chat endpoints get messages instead. This module needs transformers, but does not import vLLM.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from agents.serving.errors import EngineStartError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Without it Qwen3 writes a thinking trace with hundreds of blank lines. Other templates ignore the argument.
+# Without this, Qwen3 writes a thinking trace with hundreds of blank lines. Other templates ignore the argument.
 TEMPLATE_ARGUMENTS: Mapping[str, Any] = {"enable_thinking": False}
 # Four million tokens per model. The bound is in bytes, because clients choose how long a question is.
 CACHED_BYTES = 16 << 20
-VOCABULARY = 1 << 18  # maximum number of cached pieces, as many as the largest vocabularies have tokens
+VOCABULARY = 1 << 18  # maximum number of cached pieces, the size of the largest vocabularies
 
 Messages = Sequence[tuple[str, str]]  # (role, content)
 
@@ -127,7 +127,7 @@ class ChatPrompts:
         )
 
     def prompt(self, messages: Messages) -> tuple[int, ...]:
-        """Return the token ids of a dialogue that the assistant is to answer."""
+        """Return the token ids of a dialogue, ending where the assistant's answer begins."""
         if (known := self._prompt_ids.get(key := digest(tuple(messages)))) is not None:
             return known
         ids = self.encode(self._render(messages, add_generation_prompt=True))
@@ -135,11 +135,11 @@ class ChatPrompts:
         return ids
 
     def dialogue(self, messages: Messages) -> str:
-        """Return a finished dialogue as text, the assistant's turn closed as the template closes it."""
+        """Return a complete dialogue as text. The template ends the assistant's turn."""
         return self._render(messages, add_generation_prompt=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text, with nothing added before or after it."""
+        """Return the token ids of a text, without special tokens before or after it."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

@@ -1,4 +1,4 @@
-r"""Recorded searches: steps of models and scores of a verifier, looked up instead of computed.
+r"""Recorded searches: the steps of models and the scores of a verifier, looked up instead of computed.
 
 They are used to replay recorded outcomes and to measure the control plane without an engine. The file consists of JSON
 lines, with one sampled path per line and any number of paths per question and model:
@@ -8,8 +8,8 @@ lines, with one sampled path per line and any number of paths per question and m
         {"text": "\\boxed{5}", "tokens": 4, "score": 0.91, "finish": "eos"}]}
 
 Paths with common first steps are merged into a tree, so independent samples and whole recorded beam searches
-are read the same way. A draft is a recorded continuation of its prefix, which its seed draws with the recorded
-frequencies.
+are read the same way. A draft is one of the recorded continuations of its prefix, drawn by its seed with the
+frequencies at which they were recorded.
 """
 
 import zlib
@@ -45,9 +45,9 @@ class RecordedPath(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a recording.
 
     Attributes:
-        question: The question as the verifier reads it, which is the user's messages.
+        question: The question as the verifier reads it: the user's messages.
         model: The model that generated the path.
-        path: Number of the sample; informative only.
+        path: Number of the sample; for information only.
         steps: The steps in order, at least one; the last usually has the finish `eos`.
         prompt_tokens: Tokens of the rendered question.
     """
@@ -96,8 +96,8 @@ class Recording:
     """Recorded paths by question and model.
 
     Args:
-        paths: The paths, in any order. A question that was not recorded is mapped to one that was, always the same one
-            for the same text, so that load tests may ask any question.
+        paths: The paths, in any order. So that load tests may ask any question, one that was not recorded is replaced
+            by one that was; the same text is always replaced by the same question.
     """
 
     def __init__(self, paths: Iterable[RecordedPath]) -> None:
@@ -133,7 +133,7 @@ class Recording:
     def scored(self, question: str, steps: Sequence[str]) -> RecordedNode:
         """Return the recorded node at the end of a path, whichever model generated the path.
 
-        If the client's own bounds cut the last step, the node is the first recorded step that begins with it.
+        If the client's own limits cut the last step short, return the first recorded step that begins with its text.
 
         Raises:
             RecordingError: No model generated this path.
@@ -218,7 +218,7 @@ def _shown(question: str) -> str:
     return repr(question if len(question) <= 60 else question[:57] + "...")
 
 
-# The engine for a recording, which returns drafts at once, without a model.
+# The engine for a recording. It needs no model and returns drafts at once.
 
 
 class RecordedEngine:
@@ -237,10 +237,10 @@ class RecordedEngine:
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
     ) -> list[Drafted]:
-        """Return `n` recorded drafts for each prefix; `sampling` is ignored, because the recording fixed it.
+        """Return `n` recorded drafts for each prefix. `sampling` is ignored: it was fixed when the paths were recorded.
 
-        A recording has a step's number of tokens, but not their boundaries. So a step longer than the prefix's
-        `max_tokens` is cut after the corresponding share of its characters, at least one.
+        A recording has the number of tokens in a step, but not where each token ends. A step longer than the prefix's
+        `max_tokens` is therefore cut after the corresponding share of its characters, but at least one.
 
         Raises:
             RecordingError: The recording has no such draft.

@@ -1,4 +1,4 @@
-"""The models of one process, loaded in the background from their catalogue entries, and their states."""
+"""Loads the models of one process in the background and tracks the state of each."""
 
 import asyncio
 import logging
@@ -24,23 +24,23 @@ from agents.serving.vllm_settings import HostedModel, checkpoint_path, kv_cache_
 from schemas.answer import Probe
 from schemas.control import ModelHealth
 
-# The models of one process, loaded in the background: each is loading, ready, suspended or failed, and says why.
+# Each model is loading, ready, suspended or failed, and the registry records why it is not ready.
 #
-# A model that cannot be loaded does not affect the others. Loading is retried after a while, or at once when its
+# A model that fails to load does not affect the others. Loading is retried after `retry_s`, or as soon as the model's
 # catalogue entry changes.
 
 log = logging.getLogger(__name__)
 
 MAX_WHY = 300
-"""Maximum characters of the reason why a model is not ready, which is part of every heartbeat."""
+"""Maximum length of the reason why a model is not ready, in characters. Every heartbeat contains it."""
 
 FIRST_ANSWER_S = 30.0
-"""Maximum seconds that a query waits for a server that has not answered this process yet. Its model was chosen because
-another process had reported the server as ready. After the wait, a different model may take the query instead."""
+"""Maximum seconds that a query waits for a server that has not answered this process yet. (The model was chosen because
+another process reported it as ready.) After that, the query may go to a different model."""
 
 _FIRST_TOKENS = 8
-"""Maximum tokens of the answer to the operator's question, which an engine in this process gets before any client's
-question. An engine that crashes on every question then crashes here, and no record is blamed for the crash."""
+"""Maximum tokens of an engine's answer to the operator's question. An engine in this process answers that question
+before any query, so an engine that crashes on everything crashes then, and no client's record is blamed for it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ModelRegistry:
         load: Loads or connects one model; called for one model at a time.
         clock: Seconds, monotonic.
         retry_s: Seconds until a model that failed to load is tried again.
-        probes: How models whose queries fail are probed.
+        probes: Settings for probing models whose queries fail.
 
     Attributes:
         probed: Called with the name of a model and whether it passed a probe.
@@ -96,7 +96,7 @@ class ModelRegistry:
         self._replaced: dict[Loaded, asyncio.Task[None]] = {}
 
     def want(self, models: Iterable[Model]) -> None:
-        """Start loading models that are new, have changed, or failed `retry_s` ago, without waiting for them."""
+        """Start loading models that are new, have changed, or failed at least `retry_s` ago. Do not wait for them."""
         for model in models:
             place = self._places.get(model.name)
             if place is None or _runs_differently(place.entry, model) or self._is_due(place):
@@ -126,7 +126,7 @@ class ModelRegistry:
         return loaded.engine
 
     async def verdict(self, model: str) -> Probe | None:
-        """Return whether a model answers the operator's question; None if that is not known (`Prober.verdict`)."""
+        """Return the result of a model's recent or new probe; None if there is none (see `Prober.verdict`)."""
         place = self._places.get(model)
         return None if place is None or place.prober is None else await place.prober.verdict()
 
@@ -267,13 +267,13 @@ def _is_ready(task: "asyncio.Task[Loaded]") -> bool:
 
 
 def _runs_differently(before: Model, after: Model) -> bool:
-    """Return whether a change of an entry affects how the model runs, and not only its description or price."""
+    """Return whether a model runs differently with a changed entry. A new description or price does not matter."""
     return any(
         getattr(before, name) != getattr(after, name) for name in ("checkpoint", "endpoint", "engine")
     ) or (before.sampling.thinking != after.sampling.thinking)
 
 
-# Where the model of a catalogue entry (generator or verifier) runs: vLLM in this process, or a server elsewhere.
+# Where a generator or verifier runs: in this process, on vLLM, or on another server.
 
 CPU_BLOCK_TOKENS = (
     32  # vLLM's default of 128 exceeds most prompts of the mini family, so no prefix would be shared
@@ -286,14 +286,14 @@ class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         folder: The folder to which relative checkpoint paths refer, usually the repository root.
         device: `cpu`, or `gpu` to leave block sizes to vLLM.
-        offline: Whether never to access the Hugging Face hub; checkpoints must then be folders.
+        offline: Whether access to the Hugging Face hub is forbidden, so that every checkpoint must be a folder.
         threads: Torch threads of the engine thread; None leaves torch's default.
         keys: API keys of HTTP endpoints, by host.
-        retries: How many times and with which pauses a request to a model is tried.
+        retries: Number of attempts per request to a model, and the pauses between them.
         instruction: A system message for conversations without one, e.g. to reason step by step. The mini family is
             trained without one.
         verifier_system: The verifier's system message, if it was trained with one (Qwen2.5-Math-PRM).
-        probes: How models whose queries fail are probed.
+        probes: Settings for probing models whose queries fail.
     """
 
     folder: str = "."
@@ -308,13 +308,12 @@ class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> HostedModel:
-    """Return the settings with which vLLM hosts a catalogue entry in this process.
+    """Return the settings for hosting a catalogue entry on vLLM in this process.
 
-    The KV cache has the entry's `kv_cache_bytes`, but at least room for one sequence of full length, because vLLM
-    refuses to start with less.
+    The KV cache has the size that `kv_cache_bytes` returns.
 
     Raises:
-        EngineStartError: The entry asks for several GPUs, which one thread cannot drive.
+        EngineStartError: The entry asks for several GPUs, but a single thread can drive only one.
     """
     engine, shape = entry.engine, entry.architecture
     assert shape is not None, "an entry of this process has one"
@@ -341,7 +340,7 @@ def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> Hoste
 
 
 def server_of(entry: Model | VerifierModel, options: HostingOptions) -> JsonServer:
-    """Return the client of the server that an entry's endpoint names.
+    """Return a client for the server in an entry's endpoint.
 
     Raises:
         EngineStartError: The key that the entry names is not set.
@@ -362,7 +361,8 @@ def server_of(entry: Model | VerifierModel, options: HostingOptions) -> JsonServ
             headers=endpoint.headers,
             read_timeout_s=endpoint.timeout_s,
             retries=options.retries,
-            # A verifier's request contains many prompts; a generator's contains one of up to 64 drafts of a step.
+            # A verifier gets many prompts in one request. A generator gets one request per draft, up to 64 for each
+            # step.
             connections=4 * entry.engine.max_sequences,
         )
     )
@@ -413,11 +413,11 @@ async def load_into(host: EngineHost, entry: Model | VerifierModel, options: Hos
 
 
 class GroupEngines(ModelRegistry):
-    """The engines of one executor group, loaded in the background and whenever the catalogue changes.
+    """The engines of one executor group, loaded in the background at startup and when the catalogue changes.
 
     Args:
         options: The deployment's settings.
-        recording: If given, it answers instead of the models.
+        recording: If given, drafts come from it instead of from the models.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -478,7 +478,7 @@ async def connected(model: Model, options: HostingOptions) -> Loaded:
 
 
 def hosted_engine(model: Model, options: HostingOptions, host: EngineHost) -> VllmEngine:
-    """Return the engine of a catalogue entry that a host of this process has loaded.
+    """Return an engine for a model that the host has already loaded.
 
     Raises:
         EngineStartError: The tokenizer cannot be read.

@@ -1,8 +1,8 @@
 """The retry policy for requests to models, with tenacity: few attempts, exponential back-off, one deadline.
 
-Only the code that sends a request repeats it; no caller repeats the step or the record. A repeated request gives the
-same result, because it includes its seed. Still, a request on which the server may have worked is not repeated, because
-it may be billed. `within` bounds everything, pauses included, by the query's deadline.
+Only the code that sends a request retries it; callers never retry a step or a record. A retried request gives the same
+result, because it contains its seed. Even so, a request that the server may have started is not retried, because it may
+be billed. `within` limits the total time, pauses included, to the query's deadline.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many times and with which pauses a request is tried.
+    """How often a request is tried, and how long to pause between attempts.
 
     Attributes:
         attempts: Maximum number of tries, including the first.
@@ -40,15 +40,16 @@ async def retrying(
     *,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """Return the result of `call`, which is repeated while its error is `retryable`.
+    """Return the result of `call`, retrying it as long as its error is `retryable` and attempts are left.
 
     Args:
         call: Makes one attempt.
-        retries: How many times to try, and with which pauses.
-        sleep: Awaited with the seconds of a pause.
+        retries: Number of attempts, and the pauses between them.
+        sleep: Called with the length of each pause, in seconds, and awaited.
 
     Raises:
-        ServingError: An error that is not retryable, or the last attempt's error with the number of attempts.
+        ServingError: The error, if it is not retryable; otherwise that of the last attempt, with the number of
+            attempts.
     """
 
     def pause_s(state: RetryCallState) -> float:
@@ -74,7 +75,7 @@ async def retrying(
 
 
 def asks_for_long(error: BaseException, retries: Retries) -> TypeGuard[EngineBusyError]:
-    """Return whether a server asked for a longer pause than retries make, so a different model must be chosen."""
+    """Return whether a server asked for a longer pause than retries allow, so that another model must be chosen."""
     return isinstance(error, EngineBusyError) and error.asked_s > retries.longest_pause_s
 
 
@@ -84,7 +85,7 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     Args:
         seconds: Time left; None for no limit.
         call: The awaitable.
-        what: Named in the error.
+        what: Description of the call, for the error.
 
     Raises:
         DeadlinePassedError: The time is up.

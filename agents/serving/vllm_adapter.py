@@ -35,7 +35,7 @@ STEP_TOKENS = 8192  # maximum prompt tokens per engine step; the rest waits for 
 
 
 def register_models() -> None:
-    """Register the architectures that vLLM lacks, as classes, because vLLM would start a process to look up a name."""
+    """Register the architectures that vLLM lacks, as classes: vLLM would start a process to import them by name."""
     ModelRegistry.register_model(ARCHITECTURE, Qwen2ForPrmModel)
 
 
@@ -61,8 +61,8 @@ def engine_arguments(model: HostedModel) -> dict[str, Any]:
         "use_tqdm_on_load": False,
     }
     if model.runner == "generate" and model.context_tokens is not None and not torch.cuda.is_available():
-        # A seeded request whose prompt is split over two steps crashes vLLM 0.32 on a CPU (it rewinds a generator that
-        # cannot be rewound), so prompts are never split and a step has room for the longest prompt.
+        # On a CPU, vLLM 0.32 crashes on a seeded request whose prompt is split over two steps (it tries to rewind a
+        # random generator). Prompts are therefore never split, and a step has room for the longest prompt.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(model.context_tokens, STEP_TOKENS)
     if model.runner == "pooling":
@@ -138,7 +138,7 @@ def output_of(reply: Any) -> Output:
 
 
 def free(engine: LLMEngine) -> None:
-    """Free the resources of one engine, except those that it shares with others."""
+    """Free the resources of one engine, except those that it shares with other engines."""
     engine.model_executor.shutdown()
 
 

@@ -19,7 +19,7 @@ class VllmEngine:
         model: The model's name in the host.
         prompts: The model's chat template.
         instruction: A system message for conversations without one.
-        retries: How many times and with which pauses to try a batch.
+        retries: Number of attempts per batch, and the pauses between them.
     """
 
     def __init__(

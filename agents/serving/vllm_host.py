@@ -48,7 +48,7 @@ class EngineHost:
     """Owns the engines of a process and returns results as futures.
 
     Args:
-        offline: Whether never to access the Hugging Face hub; every path must then be a folder.
+        offline: Whether access to the Hugging Face hub is forbidden, so that every path must be a folder.
         threads: Torch threads of the engine thread; None leaves torch's default.
     """
 
@@ -76,7 +76,8 @@ class EngineHost:
         In an event loop, use `await asyncio.to_thread(host.start)`.
 
         Raises:
-            EngineEnvironmentError: vLLM is missing or was imported with a different environment, or a host exists.
+            EngineEnvironmentError: vLLM is missing or was imported in a different environment, or this process already
+                has a host.
             EngineStartError: The time-out passed.
         """
         if not _one_host.acquire(blocking=False):
@@ -99,7 +100,7 @@ class EngineHost:
     def submit(self, model: str, requests: Sequence[Request]) -> "Future[list[Output]]":
         """Return a future of the outputs, in the order of the requests; may be called from any thread.
 
-        Cancelling the future aborts its remaining requests. If it fails, it has one error for all of them:
+        Cancelling the future aborts its remaining requests. If one request fails, the future fails as a whole, with
         `RequestRefusedError`, `UnknownEngineError`, `EngineFaultError`, `EngineDiedError` or `HostClosedError`.
         """
         future: Future[list[Output]] = Future()
@@ -116,12 +117,12 @@ class EngineHost:
     @overload
     async def run(self, model: str, requests: Sequence[Pooling]) -> list[Pooled]: ...
     async def run(self, model: str, requests: Sequence[Request]) -> list[GeneratedDraft] | list[Pooled]:
-        """Return the outputs in the order of the requests. Cancelling the task aborts them; errors as for `submit`."""
+        """Return the outputs in the order of the requests. Cancelling this aborts them. For errors, see `submit`."""
         outputs = await asyncio.wrap_future(self.submit(model, requests))
         return cast("list[GeneratedDraft] | list[Pooled]", outputs)
 
     def load(self, model: HostedModel) -> "Future[int]":
-        """Load a model; the future's result is its context length. Other models pause meanwhile."""
+        """Load a model; the future's result is its context length. Other models pause until it is loaded."""
 
         def load(loop: "EngineLoop") -> int:
             self.context_tokens[model.name] = loop.load(model)
@@ -181,7 +182,7 @@ class EngineHost:
         return future
 
     def _send(self, command: "Command", future: "Future[T]") -> None:
-        # Under the lock, so that no command can be queued after the last one that the loop reads.
+        # The lock ensures that no command is queued after the loop has read its last one.
         with self._lock:
             if self._over is None:
                 self._inbox.put(command)

@@ -1,8 +1,8 @@
-"""The body of the engine thread: one loop that owns every engine and steps the engines that have work in turn.
+"""The body of the engine thread: one loop that owns all engines and steps those that have work, in turn.
 
-Commands arrive through a queue; results are returned through futures. With nothing in flight the loop blocks on the
-queue, so an idle host uses no CPU. Each engine with work makes exactly one step per round, and the queue is read
-between steps: no model starves another, and a request joins the running batch at its next step.
+Commands arrive through a queue, and results are returned through futures. When no request is in flight, the loop blocks
+on the queue, so an idle host uses no CPU. In each round, every engine with work makes exactly one step, and the queue
+is read between steps. So no model starves another, and a new request joins its engine's batch at the next step.
 """
 
 import logging
@@ -28,7 +28,7 @@ Command = Callable[["EngineLoop"], None]
 
 
 class OwnedEngine:
-    """One vLLM engine and the groups it is working on. Written by the engine thread, read by anyone.
+    """One vLLM engine and the groups it is working on. Only the engine thread changes it; any thread may read it.
 
     Attributes:
         aborted: Number of requests dropped because their caller no longer waited.
@@ -116,7 +116,7 @@ class EngineLoop:
         """Load one model; return its context length in tokens.
 
         Raises:
-            EngineStartError: vLLM could not load it. The message has the model, its path and vLLM's reason.
+            EngineStartError: vLLM could not load it. The message names the model, its path and vLLM's reason.
         """
         if self._over is not None:
             raise self._over
@@ -190,7 +190,7 @@ class EngineLoop:
         return owned
 
     def _obey(self, *, wait: bool) -> None:
-        """Carry out every command in the queue; with `wait`, block for the first."""
+        """Run every command in the queue. If `wait` is true and the queue is empty, block until a command arrives."""
         try:
             command = self._inbox.get() if wait else self._inbox.get_nowait()
             while True:
@@ -212,7 +212,7 @@ class EngineLoop:
             log.exception("%s: vllm did not free everything", owned.name)
 
     def _mark_dead(self, owned: OwnedEngine, error: Exception) -> None:
-        """Mark an engine as dead, because its batch and cache cannot be trusted after a failed step."""
+        """Mark an engine as dead after an exception, and fail its requests: its state cannot be trusted any more."""
         log.exception("%s: vllm engine died", owned.name)
         owned.died = EngineDiedError(
             f"{owned.name}: vllm died ({type(error).__name__}: {error}); restart the process"

@@ -32,7 +32,8 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             memory and so suits only one engine per process.
         block_tokens: Tokens per KV block. Prefix caching shares whole blocks, and vLLM's CPU default of 128
             is longer than most of our prompts. None leaves it to vLLM.
-        prefix_caching: Whether to share the KV of equal prompt prefixes, which all paths of a search have.
+        prefix_caching: Whether prompts that begin alike, as all paths of a search do, share the KV cache of that
+            prefix.
         step_tag_id: Used with `pooling`, to return only the rows of this token (STEP pooling). None returns a
             row for every token (ALL pooling).
     """
@@ -60,10 +61,10 @@ def checkpoint_path(checkpoint: str, folder: str) -> str:
     return str(local) if local.is_dir() else checkpoint
 
 
-# The process environment vLLM needs, set in one place before vLLM is imported.
+# The environment variables that vLLM needs, set in one place before vLLM is imported.
 #
-# Part of vLLM's configuration can only be set through environment variables. This is the only file below the services
-# that touches them, and it only writes them: none of our own settings is read from the environment here.
+# Part of vLLM's configuration can only be set through environment variables. Below the services, only this file sets
+# them, and it reads none of our own settings from the environment.
 
 # Without it, vLLM silently starts a process for each engine, so one thread cannot own several, and a further model
 # takes 35 s to load instead of 0.3 s.
@@ -83,7 +84,7 @@ def prepare_environment(offline: bool, environ: MutableMapping[str, str], import
     """Set the variables that vLLM needs in `environ`.
 
     Args:
-        offline: Whether the host to be started never accesses the Hugging Face hub.
+        offline: Whether access to the Hugging Face hub is forbidden.
         environ: `os.environ` of this process.
         imported: `sys.modules` of this process.
 
@@ -105,7 +106,7 @@ def prepare_environment(offline: bool, environ: MutableMapping[str, str], import
         environ.setdefault(name, value)
 
 
-# The size of an engine's KV cache: room for one sequence of full length, or for a batch of usual ones.
+# The size of an engine's KV cache: room for one sequence of full length, or for a batch of typical ones.
 
 GIB = 1 << 30
 USUAL_TOKENS = 1024  # a generous bound for a question and a path of steps
@@ -116,9 +117,9 @@ SPARE_BLOCKS = 2  # vLLM keeps a null block and rounds up
 def kv_cache_bytes(shape: Architecture, engine: EngineSettings) -> int:
     """Return the bytes of KV cache for one engine.
 
-    It is the catalogue's value or, if there is none, enough for `max_sequences` usual sequences but at most 1 GiB: too
-    small a cache causes preemptions, and too large a cache starves the next engine. It is always enough for one
-    sequence of full length, without which vLLM refuses to start.
+    This is the catalogue's value or, if it has none, enough for `max_sequences` typical sequences but at most 1 GiB:
+    too small a cache causes preemptions, and too large a cache starves the next engine. The result is always enough for
+    one sequence of full length; with less, vLLM refuses to start.
 
     Args:
         shape: Architecture of the model.
