@@ -5,10 +5,10 @@ categories       properties of a request besides its text
 sessions         the last turns of conversations, whose configuration later turns keep
 failed_attempts  what follows an attempt that failed
 rows             the rows of the learner's log
-rewards          how a reward changes the row of its decision
-policy_fold      from rows to policy state
-snapshot         the state as records, and the rows that may be removed from the log once these are written
-recovery         a learner from its log; `repair` finds rows that prevent it from starting
-verify           whether the log reproduces every Decision
+rewards          how a reward changes the row of a decision
+policy_fold      rows in, policy state out
+snapshot         the state as records, and which rows may leave the log once they are written
+recovery         restores a learner from its log; `repair` finds and removes rows that prevent it from starting
+verify           replays the log and checks that it reproduces every Decision
 preview          what would be chosen now, without changing state
 """

@@ -1,4 +1,4 @@
-"""The open rows of snapshots, in chunks that are written once and referenced by later snapshots."""
+"""The open rows of a snapshot, in chunks that are written once and that later snapshots refer to."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from msgspec import Struct
 from agents.bandit.errors import CorruptState
 from schemas.failure import attempt_id
 
-# A row may wait for its reward for weeks, and a snapshot is written every few minutes. A chunk has one row per line and
-# is stored under the SHA-256 of its bytes. When a row changes or ends, its line becomes invalid; the snapshot records
-# which lines are valid. Chunks with few valid lines are compacted into new ones, a few at a time, so each snapshot
-# writes the rows that are new since the last, and at most `MOVED` chunks more.
+# A row may wait weeks for its reward, whereas a snapshot is written every few minutes and must not write every open row
+# again. Rows are therefore stored in chunks, one row per line, under the SHA-256 of the chunk's bytes. When a row
+# changes or ends, its line becomes invalid; each snapshot records which lines are valid. Chunks with few valid lines
+# are compacted, a few at a time. So a snapshot writes only the rows that changed since the last one and those of at
+# most `MOVED` older chunks.
 
 ROWS_KEY: Final = b"\x00rows/"
-"""Prefix of the chunks of open rows, each under the SHA-256 of its bytes."""
+"""Prefix of the keys of chunks of open rows. The rest of the key is the SHA-256 of the chunk's bytes."""
 
 MOVED: Final = 8
 """Maximum number of chunks that a snapshot compacts."""
@@ -34,7 +35,7 @@ class RowsPart(Struct, frozen=True, kw_only=True):
     Attributes:
         sha256: Digest of its bytes; part of its record's key.
         count: Number of rows in it, one per line.
-        live: Which of them are valid, one bit each, the first row in the lowest bit of the first byte.
+        live: Which rows are valid, one bit per row. The first row is the lowest bit of the first byte.
     """
 
     sha256: str
@@ -110,13 +111,13 @@ class OpenRows:
         value: Callable[[bytes], bytes | None],
         size: int,
     ) -> tuple[OpenRows, list[tuple[bytes, bytes]]]:
-        """Return the chunks of the next snapshot, and the records of new ones, without changing state.
+        """Return the chunks of the next snapshot, and the records of those that are new. Does not change this object.
 
         Args:
             changed: Keys of the rows that were written, ended or removed since the last snapshot.
-            still_open: Those of the changed keys whose rows are open.
-            value: Returns the current value of a row, which must exist.
-            size: Bytes of a chunk; a larger row gets its own.
+            still_open: The keys in `changed` whose rows are still open.
+            value: Returns the current value of a row. Open rows must have one.
+            size: Maximum bytes of a chunk. A row that is larger gets a chunk of its own.
         """
         left = [
             _Chunk(each.sha256, each.keys, each.lines & [key not in changed for key in each.keys], each.size)
@@ -130,7 +131,7 @@ class OpenRows:
         kept = [each for each in left if each.sha256 not in moved]
         moving = [key for each in left if each.sha256 in moved for key in each.live]
         if not still_open and len(moved) == 1:
-            return OpenRows(tuple(left)), []  # compaction would only write the same rows again
+            return OpenRows(tuple(left)), []  # compacting a single chunk would only rewrite it
         made, records = list[_Chunk](), list[tuple[bytes, bytes]]()
         for keys, data in _filled([*moving, *still_open], value, size):
             sha256 = hashlib.sha256(data).hexdigest()
@@ -142,7 +143,7 @@ class OpenRows:
 def _filled(
     keys: Iterable[bytes], value: Callable[[bytes], bytes | None], size: int
 ) -> Iterator[tuple[list[bytes], bytes]]:
-    """Yield the keys and bytes of each chunk."""
+    """Pack rows into chunks, and yield the keys and bytes of each chunk."""
     own, lines, length = list[bytes](), list[bytes](), 0
     for key in keys:
         line = value(key)
@@ -171,11 +172,11 @@ _LINES: Final = msgspec.json.Decoder(_Line)
 
 
 class HeldRows(Mapping[bytes, bytes]):
-    """The open rows of a snapshot, keyed by row key and read on demand. If read in order, each chunk is loaded once.
+    """The open rows of a snapshot by key, read on demand. If they are read in order, each chunk is loaded once.
 
     Attributes:
         chunks: The chunks, which the next snapshot extends.
-        pending: Keys of decisions without any learned reward.
+        pending: Keys of the decisions from which no reward has been learned yet.
     """
 
     def __init__(

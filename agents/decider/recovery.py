@@ -36,7 +36,7 @@ class Recovered:
             ahead of the log, reading restarts here.
         carried: Rows, by key, that come from the snapshot because the log no longer has them.
         foreign: Keys of skipped records, which the learner cannot have written, in the log and in the snapshots' topic.
-        open_rows: The chunks of open decisions of the snapshot used.
+        open_rows: The chunks of open decisions in the snapshot used.
     """
 
     folded: Folded
@@ -98,10 +98,10 @@ def restore(
     if refused and found is None and (other := snapshot.read(known, lambda _: None)[0]) is not None:
         # The policy also rejects a state in another unit, but its error does not name the unit.
         _require_unit((decode_row(key, value) for key, value in other.rows.items()), unit)
-    # Actions and offers never change, so those of a snapshot are valid.
+    # Actions and offers never change, so those in a snapshot are still valid.
     carried = {} if found is None else dict(found.rows)
     carried = {k: v for k, v in carried.items() if not isinstance(own.get(k), Row) and k not in without}
-    # Open decisions that have not changed since the snapshot cause no events after it, so they are not read here.
+    # Open decisions that have not changed since the snapshot add no events to the fold, so they are not read here.
     held = HeldRows() if found is None else found.held
     held.leave_out([*without, *(key for key, row in own.items() if isinstance(row, Row))])
     own |= {k: decode_row(k, v) for k, v in carried.items()}
@@ -134,7 +134,8 @@ def restore(
         policy.refits.results.update(logged := refits_of(own.values(), after))
         folded = fold(policy, [*rows, *offers], after, actions)
         for outcomes, result in logged.items():
-            # Other estimates stay and are written: the log has none, incomplete ones, or another history's.
+            # The log already has these. The remaining ones will be written, because the log has no such estimates, only
+            # some of their parts, or estimates from another history.
             if policy.refits.results[outcomes] == result:
                 del policy.refits.results[outcomes]
     except (DeciderError, KeyError, ValueError) as error:
@@ -190,7 +191,7 @@ def _fix(rows: Sequence[Row], policy: Policy, fix: str) -> str:
         return fix
     try:
         writer = decode(bytes(last.decision), Decision).policy.name
-    except UniscaleError:  # a forged row; `fix` finds it
+    except UniscaleError:  # a forged row, which the command in `fix` reports
         return fix
     own, other = (name.removeprefix("explored-") for name in (policy.name, writer))
     if own == other:
@@ -204,9 +205,9 @@ def _fix(rows: Sequence[Row], policy: Policy, fix: str) -> str:
 def _sorted_out(
     log: Mapping[bytes, bytes], snapshots: Mapping[bytes, bytes]
 ) -> tuple[dict[bytes, AnyRow], dict[bytes, bytes], tuple[Sequence[bytes], Sequence[bytes]]]:
-    """Return the rows of the log, the snapshot records, and the keys of records that are neither.
+    """Return the rows of the log, the snapshot records, and the keys of all other records in the two topics.
 
-    The learner cannot have written records of the last group.
+    The learner cannot have written those other records.
 
     Raises:
         CorruptState: A row comes from another release.

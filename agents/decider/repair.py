@@ -1,12 +1,13 @@
 """Finds the records that prevent a learner from starting, and repairs the log without them.
 
-A log is rejected for a row from another release, for a repeated or missing sequence number, or, without a complete
-snapshot, for a damaged prior. Rows of the first two kinds are identified by their keys and can be left out. A missing
-row or a damaged prior cannot be restored, so a snapshot of the remaining rows replaces the log, and missing sequence
-numbers stay unused. Records that the learner cannot have written, which it skips at startup, are listed too. If one of
-them has replaced a row, the row is restored as long as the topic still has it.
+A learner does not start if a row is from another release, if a sequence number is repeated or missing, or if the prior
+is damaged and no snapshot is complete. A row from another release or with a repeated number is left out. A missing row
+or a damaged prior cannot be restored; instead, a snapshot of the remaining rows replaces the log, and the missing
+sequence numbers stay unused. Records that the learner cannot have written do not prevent it from starting, because it
+skips them, but they are reported too. If such a record replaced a row, the row is restored, provided that the topic
+still has it.
 
-If two rows have the same sequence number, the one whose Decision was sent is the learner's.
+If two rows have the same sequence number, the one whose Decision was sent is kept.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ Sent = Callable[[Collection[bytes]], Mapping[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A fault for which a log is rejected, or a record that is skipped.
+    """A fault that prevents a learner from starting, or a record that it skips.
 
     Attributes:
         key: Key of the record to leave out; None if a row is missing.
         what: Description of the fault.
-        among_snapshots: Whether the record is in the snapshots' topic instead of the log.
+        among_snapshots: Whether the record is in the topic of the snapshots, not in the log.
     """
 
     key: bytes | None
@@ -59,14 +60,14 @@ def refused(
     accept: Callable[[bytes], None] = lambda state: None,
     sent: Sent = lambda keys: {},
 ) -> list[Refused]:
-    """Return every fault for which a log is rejected, and every record that is skipped; empty for a sound log.
+    """Return every fault that prevents a learner from starting and every record that it skips; empty for a sound log.
 
     Args:
-        log: The newest row of each key, from the offset at which startup reads, in the order of writing.
+        log: The newest value of each key, from the offset where a learner begins to read, in the order of the topic.
         snapshots: The snapshot records.
-        accept: Loads the state of a snapshot, or raises CorruptState: `Policy.load` of a new policy.
-        sent: Reads the Decisions of some queries that are still on the broker, value by key. Called only for
-            conflicting rows.
+        accept: Checks the policy state of a snapshot and raises CorruptState if it is invalid, as `Policy.load` does.
+        sent: Returns the Decisions for the given keys that are still on the broker, as values by key. Called only if
+            sequence numbers are repeated or missing.
     """
     found, rows = list[Refused](), Rows()
     for key, value in log.items():
@@ -110,8 +111,8 @@ def repaired(
 ) -> tuple[list[tuple[bytes, bytes | None]], list[bytes]]:
     """Return the snapshot records from which a learner can start, and the keys to delete from the log.
 
-    Queries whose rows are left out count as ended: if sent again, they are rejected as duplicates, and their rewards
-    are late.
+    Queries whose rows are left out count as ended: if they are sent again, they are rejected as duplicates, and rewards
+    that still arrive for them are late.
 
     Args:
         decider: A new decider. It recovers from the repaired log.
@@ -120,11 +121,11 @@ def repaired(
         without: Keys of the rows to leave out.
         log_offset: The end of the log.
         chunk_bytes: Size of a chunk.
-        earlier: The previous value of each key, if the topic still has it. Rows that were replaced by a record in
-            `without` are restored from it.
+        earlier: The previous value of each key, if the topic still has it. A row that a record in `without` replaced is
+            restored from it.
     """
-    # Estimates from the whole history do not apply to the remaining one, so they are computed again and stored in the
-    # snapshot.
+    # The log's refits were estimated from the whole history and do not fit what remains of it. They are computed again
+    # and stored in the snapshot.
     refits = [key for key in log if key.startswith(REFIT_KEY)]
     out = {*refits, *without}
     kept = {key: value for key, value in log.items() if key not in out}
@@ -154,7 +155,7 @@ def repaired(
 
 
 def _rows(log: Mapping[bytes, bytes], keys: Collection[bytes]) -> dict[bytes, Row]:
-    """Return the rows of queries among some records of a log; unreadable ones are omitted."""
+    """Return the decision rows among the given keys of a log. Other rows and unreadable records are left out."""
     found = dict[bytes, Row]()
     for key in keys:
         with suppress(CorruptState):
@@ -169,7 +170,7 @@ def shown(key: bytes) -> str:
 
 
 def _foreign(snapshots: Mapping[bytes, bytes], after: int) -> list[Refused]:
-    """Return the records that belong to no snapshot, and the versions newer than the one in use, which are damaged."""
+    """Return the records that are not part of a snapshot, and the damaged versions newer than the one in use."""
     found = [
         Refused(
             key, f"{shown(key) or 'a record without a key'} is not part of a snapshot", among_snapshots=True
@@ -186,7 +187,7 @@ def _foreign(snapshots: Mapping[bytes, bytes], after: int) -> list[Refused]:
 
 
 def _without_doubled(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
-    """Leave out rows that share a sequence number with another row: first those never sent, then the later ones."""
+    """Of rows with the same sequence number, keep one (if possible one whose Decision was sent) and report the rest."""
     had = Counter(seq for _, row in rows for seq in row.seqs if seq > after)
     disputed = [key for key, row in rows if any(had[seq] > 1 for seq in row.seqs)]
     if not disputed:
@@ -205,7 +206,7 @@ def _without_doubled(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Ref
 
 
 def _without_unsent(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
-    """Leave out the rows after a missing sequence number whose Decision was never sent."""
+    """If Decisions of rows after a missing sequence number were sent, keep only those of them and report the others."""
     gaps = _missing(rows, after)
     beyond = {key for key, row in rows if gaps and row.last_seq > gaps[0][0]}
     decisions = sent(beyond) if beyond else {}
@@ -220,7 +221,7 @@ def _without_unsent(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refu
 
 
 def _holds(row: Row, sent: bytes | None) -> bool:
-    """Return whether a row belongs to the Decision that was sent."""
+    """Return whether a row contains the Decision that was sent."""
     if sent is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""A snapshot of the learner as records, the ids of ended queries, and the records that a snapshot makes obsolete."""
+"""Snapshots of the learner as records, the ids of ended queries, and which records a snapshot makes obsolete."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SNAPSHOT_KEY: Final = b"\x00snapshot/"
 """Prefix of snapshot records. A query_id is printable ASCII, so no query's row can begin like this."""
 
 IDS_KEY: Final = b"\x00ended/"
-"""Prefix of the arrays of ids, each under the SHA-256 of its bytes."""
+"""Prefix of the keys of arrays of ids. The rest of the key is the SHA-256 of the array's bytes."""
 
 START_KEY: Final = b"\x00start"
 """Key of the offset from which the log is read at startup."""
 
 RESET_KEY: Final = b"\x00reset"
-"""Key of the Decision topic's end offsets, by partition, when an operator deleted the log; the audit needs them."""
+"""Key of the end offsets of the Decision topic, by partition, at the time of `learner reset`. The audit needs them."""
 
 BEGINNING: Final = -1
 """Version of a prior: the state before the first decision."""
@@ -59,12 +59,14 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
         sha256: SHA-256 of all chunks together.
         size: Bytes of all chunks together.
         prior: SHA-256 of the prior that version -1 consists of; empty in other versions.
-        log_offset: First offset of the log that it does not cover; -1 if it needs the whole log, as a prior does.
-        rows: SHA-256 of each chunk of the rows before that offset that are not decisions, such as actions; one JSON row
-            per line. Versions written before `waiting` existed have the open decisions here, too.
+        log_offset: First offset of the log that this version does not cover; -1 if it needs the whole log, as a prior
+            does.
+        rows: SHA-256 of each chunk of rows before that offset that are still needed but are not decisions, such as
+            actions; one JSON row per line. In versions written before `waiting` existed, it also covers the open
+            decisions.
         waiting: The chunks of open decisions.
         ended: The arrays of ids, oldest first.
-        taught: The tenants of the latest outcomes.
+        taught: The tenants from which the latest outcomes came.
         sessions: The last turns of sessions, oldest first.
         kernel: The kernels that computed the state; empty if unknown.
     """
@@ -121,7 +123,7 @@ def manifest_key(version: int) -> bytes:
 
 
 def versions(records: Iterable[bytes]) -> set[int]:
-    """Return the versions that have a manifest, sound or not."""
+    """Return the versions that have a manifest, even a damaged one."""
     return {
         version for key in records if key.endswith(b"/manifest") and (version := version_of(key)) is not None
     }
@@ -185,9 +187,9 @@ def digest(data: bytes) -> str:
 
 # Ids of queries whose rows have ended, in 16 bytes each. They identify duplicates after the row has been removed.
 #
-# An id is kept as the first 8 bytes of its BLAKE2b digest, together with the partition and offset of its Query. The
-# digests are in sorted arrays of up to 65,536 ids. A full array never changes, so it is written once, under the SHA-256
-# of its bytes, and later snapshots refer to it.
+# An id is stored as its 8-byte BLAKE2b digest, with the partition and offset of its Query. The digests are in sorted
+# arrays of up to 65,536 ids. A full array never changes, so it is written once, under the SHA-256 of its bytes, and
+# later snapshots refer to it.
 #
 # Among N remembered ids, a new id is mistaken for one of them with probability N/2⁶⁴: 5·10⁻¹³ at ten million.
 
@@ -195,7 +197,7 @@ ID_BYTES: Final = 16
 """Bytes per id: its digest, and the partition and offset of its Query."""
 
 ARRAY_IDS: Final = 65_536
-"""Ids of a full array: 1 MiB, a quarter of the record limit."""
+"""Number of ids in a full array, which takes 1 MiB: a quarter of the record limit."""
 
 MOST: Final = 10_000_000
 """Maximum number of remembered ids: 160 MB, or four months at one query a second."""
@@ -348,7 +350,7 @@ class EndedIds:
 
 
 def _held(array: _Array, firsts: Mapping[int, np.uint64]) -> bool:
-    """Return whether the broker still has one of the Queries."""
+    """Return whether the broker still has any of the array's Queries."""
     partitions = array.places >> np.uint64(_OFFSET_BITS)
     offsets = array.places & np.uint64(_OFFSETS)
     return any(
@@ -369,7 +371,7 @@ def _digest(query_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(query_id.encode(), digest_size=8).digest(), "little")
 
 
-# Retention of snapshots and log: the rows that a snapshot must carry, and the records that are obsolete.
+# Retention of snapshots and log: which rows a snapshot must contain, and which records it makes obsolete.
 #
 # A snapshot is written, and the records it replaces are deleted, in this order. Recovery after a crash between any two
 # writes gives the same state:
@@ -379,14 +381,14 @@ def _digest(query_id: str) -> int:
 # 3. the offset from which the log is read at startup: that of the previous version;
 # 4. tombstones of older versions.
 #
-# Two versions are kept, and every row newer than the older one. If the newest is damaged, the one before it and the log
-# give the same state.
+# Two versions are kept, along with every row newer than the older version. If the newer version is damaged, the older
+# one and the log give the same state.
 
 KEPT: Final = 2
 """Number of versions kept: the newest, and the previous one in case the newest is damaged."""
 
 CHUNK_BYTES: Final = 1 << 20
-"""Bytes of a chunk: a quarter of the record limit. Larger chunks have no advantage and stall the producer's batch."""
+"""Bytes per chunk: a quarter of the record limit. Larger chunks have no advantage and stall the producer's batch."""
 
 
 def carry(
@@ -399,20 +401,20 @@ def carry(
     changed: Collection[bytes] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[Carried, dict[bytes, int]]:
-    """Return the content of a snapshot of the current state besides the policy, and the rows that have ended.
+    """Return everything in a snapshot except the policy's state, and the rows that have ended.
 
     Args:
-        rows: Key, value and content of every row that has changed since the last snapshot, and of all rows that are not
-            decisions.
+        rows: Key, value and decoded row, for every row that has changed since the last snapshot and for all rows that
+            are not decisions.
         log_offset: The end of the log.
-        ended: Ids of the queries that have ended; those of these rows are added to it.
+        ended: Ids of the queries that have ended. Those of ended rows among `rows` are added.
         value: Returns the value of a row.
-        open_rows: The open decisions of the last snapshot; None if there are none.
+        open_rows: The chunks of open decisions in the last snapshot; None if there are none.
         changed: Keys of the rows changed or removed since the last snapshot; None for those of `rows`.
         chunk_bytes: Size of a chunk.
 
     Returns:
-        The content of the snapshot, and the key of each ended row with the sequence number of its last change.
+        The content of the snapshot, and the keys of the ended rows, each with the sequence number of its last change.
     """
     needed, done, offers = list[bytes](), dict[bytes, int](), list[tuple[int, bytes]]()
     waiting, had = list[bytes](), set[bytes]()
@@ -437,10 +439,10 @@ def carry(
 
 
 def floor_of(known: Mapping[int, Manifest]) -> Manifest | None:
-    """Return the oldest version to keep; None while there are too few. Rows that it contains may leave the log.
+    """Return the oldest version to keep; None if there are too few. Ended rows up to it may leave the log.
 
     Args:
-        known: Manifests of the complete versions, by version. Those that need the whole log do not count.
+        known: Manifests of the complete versions, by version. Versions that need the whole log are ignored.
     """
     own = sorted(version for version, manifest in known.items() if manifest.log_offset >= 0)
     return known[own[-KEPT]] if len(own) >= KEPT else None
@@ -468,26 +470,27 @@ def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes
     ]
 
 
-# A snapshot of the learner as records: the state of its policy and the rows still open, in chunks.
+# A snapshot of the learner as records: the state of its policy, the rows that are still needed, and ids.
 #
 # A snapshot replaces the learner's log up to an offset. It contains the state of the policy, the rows before that
-# offset that are still needed (open ones, actions, the current offer), and the ids of ended queries. Snapshots have
-# their own topic. A version consists of arrays of ids and chunks of open rows, which later versions share, of chunks,
-# and of a manifest, which is written last and makes the version complete. The list above says which versions are kept.
+# offset that are still needed (open decisions, actions, the current offer), and the ids of ended queries. Snapshots
+# have their own topic. A version has its own chunks, with the policy's state and the rows that are not decisions.
+# Arrays of ids and chunks of open decisions are shared with later versions. The manifest lists all of them; it is
+# written last and makes the version complete.
 #
 # Nothing here does I/O: keys and values in, keys and values out.
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The content of a snapshot besides the policy, which replaces the log before an offset.
+    """Everything in a snapshot except the policy's state. It replaces the log before an offset.
 
     Attributes:
         log_offset: First offset of the log that it does not cover.
-        rows: Values of the rows still needed that are not decisions.
+        rows: Values of the rows that are still needed but are not decisions.
         ended: Ids of the queries whose rows have ended.
-        open_rows: The decisions still open.
-        chunks: The records of their new chunks.
+        open_rows: The chunks of open decisions.
+        chunks: The records of those chunks that are new.
     """
 
     log_offset: int = -1
@@ -499,12 +502,12 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A version of a snapshot, read back from its records.
+    """A snapshot, read back from its records.
 
     Attributes:
         manifest: Its manifest.
         rows: Its rows, by key, except those of `held`.
-        held: Its open decisions. Versions by earlier releases have no chunks for them; there they are in `rows`.
+        held: Its open decisions. In snapshots written by earlier releases, they are in `rows` instead.
         ended: Ids of the queries whose rows had ended.
     """
 
@@ -547,8 +550,8 @@ def write(
         prior: SHA-256 of the prior, for version -1.
         taught: The tenants of the latest outcomes.
         sessions: The last turns of sessions.
-        carried: Its content besides the state; None for a snapshot that needs the whole log.
-        present: Keys that exist already; an array of ids and a chunk of open rows are written only once.
+        carried: Everything except the policy's state; None for a snapshot that needs the whole log.
+        present: Keys that already exist. Arrays of ids and chunks of open rows among them are not written again.
     """
     carried = carried or Carried()
     arrays = carried.ended.parts()
@@ -597,7 +600,7 @@ def read(
 
     Args:
         records: Every snapshot record.
-        accept: Takes the state, or raises CorruptState: `Policy.load`.
+        accept: Loads the state or raises CorruptState, as `Policy.load` does.
         oldest: Whether to try the oldest version first, so that a replay has as many rows as possible after it.
         most_ids: Maximum number of ids to remember; None for the default.
     """

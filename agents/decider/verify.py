@@ -1,9 +1,9 @@
-"""Checks whether the log reproduces every Decision, by replaying it and comparing.
+"""Replays the log and checks that it reproduces every Decision.
 
-Decisions and updates share one order, so the policy that made a Decision is the fold of everything before it. The live
-run may have scored in batches, and sums in a different order differ in the last digits, so an action counts as
-reproduced if its score is within TOLERANCE of the best. All other fields of the Decision are compared with the replay
-of that action: its terms, its probability, the reason and the cohort, and the runners-up.
+Decisions and updates have one total order, so folding everything before a Decision gives the policy that made it. The
+live run may have scored queries in batches. That adds numbers in a different order and so changes their last digits. An
+action therefore counts as reproduced if its replayed score is within TOLERANCE of the best. The other fields of the
+Decision must match the replay of that action: its terms, its probability, the reason, the cohort and the runners-up.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from schemas.decision import Decision
 from schemas.record import decode
 
 TOLERANCE: Final = 1e-9
-"""Relative difference of scores that rounding may cause between a fold and the live run."""
+"""Largest difference that rounding may cause in a replay, relative to the larger number, or to 1 if that is larger."""
 
 
 Difference: TypeAlias = tuple[str, object, object]
-"""Field, logged, replayed."""
+"""The field, its logged value and its replayed value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,16 @@ class Mismatch:
 def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow], int]:
     """Return the rows of a log and the sequence number after which they can be replayed.
 
-    That number is -1, before everything, unless rows have left the log. In that case a snapshot contains them, and the
-    policy is loaded from the oldest complete one that was kept. There is no row if nothing has been decided since
-    `learner reset`.
+    That number is -1, for a replay from the beginning, unless rows have been removed from the log. In that case,
+    snapshots contain what those rows taught, and the policy is loaded from the oldest complete one. A log without
+    decisions is valid only after `learner reset`.
 
     Args:
         policy: A new policy with the settings of the live run.
         records: Every key and value of the whole log and of the snapshots.
 
     Raises:
-        CorruptState: There is no row and the log was never reset, a row cannot be read, or rows are missing that no
+        CorruptState: The log has no decisions but was never reset, a row cannot be read, or rows are missing that no
             snapshot contains.
     """
     snapshots = {k: v for k, v in records.items() if is_record(k)}
@@ -84,7 +84,8 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
         if refused:
             raise refused[0]
         return log, -1
-    # A decider that stopped while deleting rows has not yet deleted the older snapshots, which these rows would follow.
+    # If a decider stopped after deleting rows but before deleting older snapshots, these are still here, but some of
+    # the rows after them are gone. They are ignored.
     left = set(snapshot.obsolete(snapshots, snapshot.manifests(snapshots)))
     later = {k: v for k, v in snapshots.items() if not is_prior(k) and k not in left}
     found, refused = snapshot.read(later, policy.load, oldest=True)
@@ -96,7 +97,7 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
 
 
 def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -1) -> Iterator[Mismatch]:
-    """Replay a log in order and yield every Decision that differs.
+    """Replay a log in order and yield every field of a Decision that differs.
 
     Args:
         policy: A policy with the settings of the live run, new or loaded from a snapshot.
@@ -118,14 +119,14 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
                 offer(policy, offered, actions)
         decided = [row for row in rows_of_kind if isinstance(row, Row)]
         if kind == "decided":
-            # These were decided together from one state, including λ.
+            # These decisions are one batch, made from the same state, including λ.
             yield from _compared(policy, decided, offered, seed)
             yield from _kept(decided, sessions)
         tell(policy, kind, decided)
 
 
 def _together(event: LogEvent) -> tuple[EventKind, int]:
-    """Return the batch key of an event: decisions from one state share it, updates have their own."""
+    """Return the key that groups events: decisions made from the same state share one, and every update has its own."""
     row = event.row
     if event.kind == "decided" and isinstance(row, Row):
         return "decided", row.batch
@@ -133,7 +134,7 @@ def _together(event: LogEvent) -> tuple[EventKind, int]:
 
 
 def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int) -> Iterator[Mismatch]:
-    """Yield the differences in decisions that were made together, from the state before the first of them."""
+    """Yield what differs in a batch of decisions. The policy must be in the state from which they were made."""
     decisions = [decode(bytes(row.decision), Decision) for row in rows]
     contexts = [_context(row, made, offered) for row, made in zip(rows, decisions, strict=True)]
     objectives = [Objective.of(row.objective) for row in rows]
@@ -150,10 +151,10 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
 
 
 def _kept(rows: Sequence[Row], sessions: Sessions) -> Iterator[Mismatch]:
-    """Yield the turns that do not keep the configuration of their session's last turn before this batch.
+    """Yield decisions with reason `session` that differ from the session's last configuration before this batch.
 
-    The log may no longer have that turn. How long a session kept its configuration depends on a setting of
-    that time.
+    A decision is not checked if the log no longer has the session's previous turn. Nor is it checked how long a session
+    keeps its configuration, because that was a setting of the live run.
     """
     for row in rows:
         last = sessions.last(row.session)
@@ -172,7 +173,7 @@ def _context(row: Row, decision: Decision, offered: OfferRow) -> Context:
     query, allowed = decision.query, decision.query.allowed_models
     left = space.choices(
         pinned=query.pinned,
-        # A model that was not offered yet was left out.
+        # The query may allow models that were not offered at the time.
         allowed_models=None if allowed is None else [m for m in allowed if m in space.models],
         available_models=set(space.models)
         - {*decision.masked_models, *decision.short_models, *decision.excluded, *decision.unable_models},
@@ -194,9 +195,9 @@ def _context(row: Row, decision: Decision, offered: OfferRow) -> Context:
 
 
 def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -> Iterator[Difference]:
-    """Yield (field, logged, replayed) for every field that the state does not reproduce."""
+    """Yield every field that the replay does not reproduce."""
     target = Target.of(row.objective, row.tenant)
-    # A further attempt has the objective of the first, λ included, and its cohort.
+    # A later attempt keeps the objective of the first, including λ, and its cohort.
     if target is not None and policy.pacer is not None and decision.attempt == 1:
         shadow_price = policy.pacer.shadow_price(target)
         if not _close(row.objective.price, shadow_price, relative=True):
@@ -248,8 +249,8 @@ def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Diff
     Args:
         decision: The Decision.
         chosen: The replayed terms of its action.
-        sure: Whether rounding cannot have made a different action the best. If it can, the probabilities of the best
-            actions and the prediction of the choice may be those of a different tie.
+        sure: Whether the set of best actions is certain despite rounding. If it is not, the live run may have had
+            different ties, so probabilities and predictions are not compared.
     """
     drawn = ("warm-up", "control", "baseline", "session")
     by_policy = decision.query.pinned is None and chosen.reason not in drawn
@@ -257,7 +258,7 @@ def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Diff
         (field, getattr(decision, field), getattr(chosen, field) if by_policy else None)
         for field in ("mean", "width", "score")
     ]
-    if sure or chosen.reason == "warm-up":  # whose probabilities are those of a uniform draw
+    if sure or chosen.reason == "warm-up":  # warm-up draws uniformly, whatever the scores
         numbers += [
             ("propensity", decision.propensity, chosen.propensity),
             ("propensity_error", decision.propensity_error, chosen.propensity_error),
@@ -289,7 +290,7 @@ def _runners_up(decision: Decision, chosen: Choice, of: Prediction) -> Iterator[
 
 
 def _clear(of: Prediction) -> bool:
-    """Return whether rounding cannot change which actions are the best: none is nearly tied with them."""
+    """Return whether the set of best actions is certain despite rounding: no other action is nearly tied with them."""
     best = float(of.score.max())
     return sum(_close(float(each), best) for each in of.score) == len(tied(of.score))
 
