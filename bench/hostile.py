@@ -210,7 +210,7 @@ BUSY: Final = ("an honest sixth",)
 """The settings with an honest sixth tenant, with which hostile settings are compared."""
 
 UNTAUGHT: Final = "hard questions, and no key teaches"
-"""A setting exempt from the bounds, because without a key with scope `teach`, all plain questions are learned from."""
+"""A setting exempt from the bounds: if no key has the scope `teach`, the policy learns from all plain questions."""
 
 
 def _sixth(setting: str, at: int, traffic: _Mixture) -> dict[str, Any]:

@@ -137,7 +137,7 @@ async def _first_token(client: httpx.AsyncClient, model: str, what: str) -> floa
     return first_s
 
 
-# The server that is measured by default, which is a separate process.
+# The server that is measured by default. It runs in a process of its own.
 
 
 @contextlib.contextmanager

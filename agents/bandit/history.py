@@ -119,9 +119,9 @@ class History:
 # An action's anchor is its mean cost. With little history, the directions are principal components of a Gaussian kernel
 # of the embeddings, which assumes only that similar questions have similar outcomes. Once there are more questions than
 # a query has coordinates, a reduced-rank ridge regression does better. From embedding, counts and kernel, it predicts
-# for each feature of the actions, how a question departs from the usual accuracy and cost. Kernel components fill the
-# remaining directions. The directions used for a question of the history are fitted without it; otherwise memorising
-# the question would look like skill.
+# how a question departs from the usual accuracy and cost, separately for each feature of the actions. Kernel components
+# fill the remaining directions. The directions used for a question of the history are fitted without it; otherwise
+# memorising the question would look like skill.
 
 LANDMARKS: Final = 256
 """Maximum number of questions to which a query is compared."""

@@ -236,7 +236,7 @@ TRUST: Final = 20.0
 """Weight of the uncorrected predictions in an account's correction, as a number of outcomes."""
 
 RARE: Final = 0.2
-"""Share of correct answers below which a policy without a history keeps looking for a model that has any."""
+"""Share of correct answers below which a policy without a history keeps looking for a model that can answer at all."""
 
 FADING: Final = 0.95
 """Weight of an outcome's cost relative to the next one's. The latest 20 outcomes carry two thirds of the weight."""
@@ -283,7 +283,7 @@ class BudgetAccount:
 
     @property
     def optimism(self) -> float:
-        """Return the ratio of true to predicted accuracy, capped at 1. The best of many predictions is often high."""
+        """Return the ratio of true to predicted accuracy, capped at 1. The best of many is often overestimated."""
         return min(1.0, (self.correct + TRUST) / (self.predicted + TRUST))
 
     def judged(self, predicted: float, correct: float) -> None:
@@ -429,7 +429,7 @@ class Pacer:
             account.judged(accuracy, correct)
 
     def status(self, target: Target) -> BudgetStatus | None:
-        """Return the mean results of all tenants' decisions under an objective; None before this tenant's first."""
+        """Return mean results of all tenants' decisions under an objective; None until this tenant has made one."""
         own = self.accounts.get(target.account_id)
         if own is None or not own.decisions:
             return None

@@ -30,7 +30,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: `in-process` for vLLM in the executor, `http` for vLLM's server, which continues a path step by step from
-            token ids, or `chat` for any OpenAI-compatible `/v1/chat/completions`, which gives whole answers. The
+            token ids, or `chat` for any OpenAI-compatible `/v1/chat/completions`, which returns whole answers. The
             attributes from `model` on are only for `chat`.
         url: Base URL of the server, without /v1.
         served_name: The model's name on an http server, if it is not the checkpoint's.
@@ -41,7 +41,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         context_tokens: Maximum tokens of prompt and answer together.
         max_output_tokens: Maximum tokens of an answer, including reasoning.
         n: Numbers of answers that a query may get; the available configurations are (model, n, 1, 1).
-        native_n: Whether the server gives n answers to one request; if not, it is sent n requests.
+        native_n: Whether the server returns n answers to one request. If not, n requests are sent.
         seed: Whether requests have a seed. Not every server accepts one.
         stream: Whether an answer is streamed to a client that asks for it. Set it to false for servers that refuse
             `stream_options` or do not count the tokens of a stream.
@@ -131,7 +131,7 @@ STEPLESS = (
 
 
 def by_effort(entry: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries that an entry stands for: one named NAME.EFFORT for each of its `efforts`, or itself.
+    """Expand an entry with `efforts` into one entry per effort, named NAME.EFFORT; leave any other unchanged.
 
     The fields of an effort are added to `endpoint.extra_body`, except `max_tokens`, which sets `max_output_tokens`.
 
@@ -159,7 +159,7 @@ def by_effort(entry: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def chat_entry(entry: dict[str, Any], endpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of a chat endpoint with the sampling and engine that make a search one step, the whole answer.
+    """Complete a chat endpoint's entry with the sampling and engine settings of a search with one step.
 
     Raises:
         InvalidField: The entry has settings for steps, or neither a price nor an architecture.

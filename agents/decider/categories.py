@@ -61,7 +61,7 @@ NO_KEYS: Final = ContextKeys({})
 
 
 def categories_of(query: Query, keys: ContextKeys) -> tuple[str, ...]:
-    """Return a query's categories, usually none: those of the request itself, then those of its metadata."""
+    """Return a query's categories: those of the request itself, then those of its metadata. Most queries have none."""
     needs = query.required
     turns = 1 if query.messages is None else sum(message.role == "user" for message in query.messages)
     tools = 0 if query.options is None else len(query.options.tools)

@@ -792,8 +792,9 @@ class Decider:
         Args:
             chunk_bytes: Size of a chunk.
             prior: SHA-256 of the prior, if this is the snapshot of one.
-            carried: Its content besides the policy; None for a snapshot that needs the whole log, such as a prior.
-            present: Keys of the snapshot records that exist already.
+            carried: Everything except the policy's state; None for a snapshot that needs the whole log, such as a
+                prior.
+            present: Keys of the snapshot records that already exist.
         """
         names = ("context_offset", "reward_offset", "failure_offset")
         offsets = {name: getattr(self, name) for name in names}
@@ -878,7 +879,7 @@ class Decider:
         record, context = failure.record, failure.context
         query_id, attempt = record.query_id, record.attempt
         next_ = self._row(attempt_id(query_id, attempt + 1), rows)
-        if next_ is not None:  # delivered before
+        if next_ is not None:  # the failure was delivered before
             if context is None:
                 return Followed(query_id)
             decision = with_question(bytes(next_.decision), context.query)

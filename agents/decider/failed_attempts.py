@@ -99,7 +99,7 @@ class Before:
         return cls(decision, (*decision.earlier, attempt))
 
     def affordable(self, query: Query) -> bool:
-        """Return whether the attempts so far have left some of a query's budget."""
+        """Return whether any of a query's budget is left after the attempts so far."""
         budget = query.budget
         if budget is None:
             return True
@@ -108,7 +108,7 @@ class Before:
         return all(most is None or spent < most for most, spent in bounds)
 
     def left_out(self, catalogue: Catalogue, usable: Collection[str]) -> frozenset[str]:
-        """Return the models to exclude: those that failed, and the others on a server that was at fault.
+        """Return the models to exclude: those that failed, and all others on a server that was at fault.
 
         Args:
             catalogue: The models.

@@ -23,7 +23,7 @@ from agents.bandit.policy import (
 )
 from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, RefitRow, Row
 
-# Offers: which actions were available at which time, and how a policy is given them.
+# Offers: which actions were available when, and how they are passed to a policy.
 
 NO_OFFER: Final = OfferRow(seq=-1, actions=())
 """The offer in force before the first one."""

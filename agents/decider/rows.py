@@ -56,10 +56,10 @@ ENDED: Final[tuple[Stage, ...]] = ("closed", "priced", "failed", "abandoned")
 """Final stages, which no reward changes."""
 
 EventKind = Literal["offer", "decided", "reward", "correction", "cost", "failure", "abandoned", "nothing"]
-"""The kind of policy update for an event."""
+"""The kind of update that an event causes in the policy."""
 
 GROWTH: Final = 1024
-"""Generous bound on the bytes that rewards add to a row: three sequence numbers, four kinds, an offset, six numbers."""
+"""Upper bound, with room to spare, on the bytes that rewards add to a row: at most a dozen numbers and four kinds."""
 
 
 ACTION_KEY: Final = b"\x00action/"
@@ -350,7 +350,7 @@ def without_question(decision: Decision) -> bytes:
 
 
 def with_question(value: bytes, query: Query) -> Decision:
-    """Return the Decision stored in a row, completed with its query."""
+    """Return the Decision stored in a row, with its full query put back."""
     return msgspec.structs.replace(decode(value, Decision), query=query)
 
 

@@ -6,7 +6,7 @@ or a solution with the answer in a box), `{"tests": [[input, output], …]}` for
 Numbers and words are compared here. Other mathematics, programs, and the patterns and schemas of clients go to a
 grading process, whose time is limited.
 
-Changing only the grader already changes accuracy, so the grader's name and version are recorded with every result.
+A different grader alone changes accuracy, so the grader's name and version are recorded with every result.
 docs/grading.md describes the rules.
 """
 

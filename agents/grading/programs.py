@@ -83,7 +83,7 @@ def run(program: str, value: Value) -> Value:
 
 
 def passes(program: str, tests: Tests) -> bool:
-    """Return whether a program turns every input into its output. A program that fails on one does not pass.
+    """Return whether a program turns every input into its output. A program that fails on an input does not pass.
 
     >>> passes("sort | take 1", [([3, 1], [1]), ([5], [5])])
     True

@@ -48,7 +48,7 @@ def value(
         cost_model: Architectures of models and verifiers.
         ask: Function that asks a grading process if no exact rule decides.
         grader: The grader that compares answer and reference; None for the default.
-        generator: Architecture of the model, as kept from the Decision; None for the catalogue's.
+        generator: Architecture of the model at the time of the Decision; None for the catalogue's.
 
     Raises:
         Undecided: No exact rule decides, and `ask` does not wait for a grading process.

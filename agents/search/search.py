@@ -463,7 +463,7 @@ def _after(step: SearchStep, forest: Forest, took: Spent) -> Job:
 
 
 def after_control(made: Job | Answer, control_s: float) -> Job | Answer:
-    """Return the result of search control with the seconds that it took."""
+    """Return the result of search control with its duration added to the query's times (`Spent.control_s`)."""
     spent = made.spent.plus(control_s=control_s)
     return replace(made, spent=spent) if isinstance(made, Job) else msgspec.structs.replace(made, spent=spent)
 

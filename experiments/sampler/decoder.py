@@ -122,7 +122,7 @@ class Kept:
         self._pieces: OrderedDict[Ids, Piece] = OrderedDict()
 
     def keep(self, path: Ids, above: Ids | None, values: Tensor, extra: Any = None) -> None:
-        """Store the piece that leads from one path to a longer one."""
+        """Store the piece that extends the path `above` to `path`."""
         if path in self._pieces:
             return
         self._pieces[path] = Piece(above, values, extra)

@@ -1,4 +1,4 @@
-"""Compares the policy with baselines, which send every question to fixed configurations of the largest model, too.
+"""Compares the policy with baselines: every question is also sent to fixed configurations of the largest model.
 
 A baseline has the same question as its query, is pinned to its control's action, and is not learned from
 (`Query.learn`), so that accuracy and cost are paired by question. To pool runs with different seeds:

@@ -57,7 +57,7 @@ class KilledProcess(UniscaleError):
 
 class _Count(msgspec.Struct, omit_defaults=True):
     failures: int = 0  # how many times its handler raised an exception
-    reason: str = ""  # of the last failure or death for which one is known
+    reason: str = ""  # of the last failure or death whose reason is known
     deaths: int = 0  # how many processes died with it in flight
     alone: bool = False  # whether nothing else was in flight at the last death
     refused: bool = False  # whether it was found guilty and sent to the dead-letter topic

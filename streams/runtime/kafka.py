@@ -151,7 +151,7 @@ class Quiet(Monitor):
     """
 
     def on_send_error(self, producer: Any, exc: BaseException, state: Any) -> None:
-        """Crash."""
+        """End the process, so that no offset moves past the undelivered record."""
         crash(f"a record could not be delivered: {exc!r}", exc)
 
     def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:

@@ -338,7 +338,7 @@ class Cluster:
         self, coroutine: Coroutine[Any, Any, None], among: "set[asyncio.Task[None]] | None" = None
     ) -> None:
         kept = self._tasks if among is None else among
-        # The task does not run in the context of a handler, whose worker may have died.
+        # Start the task in a new context, not in that of the calling handler, whose worker may have died.
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine, context=Context())
         kept.add(task)
 

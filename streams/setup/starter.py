@@ -74,7 +74,7 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 def starter(sources: Sequence[Source]) -> str:
-    """Return a commented configuration file that serves the models of these servers, of which there is at least one."""
+    """Return a commented configuration file that serves the models of these servers. There must be at least one."""
     known: set[str] = set()
     entries: list[str] = []
     names: list[str] = []

@@ -33,7 +33,7 @@ FOLLOWED_MS: Final = 60_000
 
 
 class Attempts:
-    """The attempts in a life's records, and the checks of them.
+    """The attempts in a life's records, and checks on them.
 
     Args:
         life: The ended life.

@@ -128,7 +128,7 @@ KINDS: Final = (*STEPS, *DEPENDENCIES, *TIMES, "kill between")
 
 _LATER: Final = ("thread slow", "model away", "repair", "reset")
 _ATTEMPTS: Final = ("attempt fails", "kill between")
-"""Kinds that, like `_LATER`, are drawn from a separate random stream, so that earlier seeds draw the same schedules."""
+"""Kinds that, like `_LATER`, are drawn from a separate random stream, so that known seeds keep their schedules."""
 
 # Weights that make each kind take effect in one history in twenty. Few worlds use an encoder server, few answers need a
 # grader, and a fault of an unused dependency has no effect.
@@ -165,7 +165,7 @@ class Fault(Struct, frozen=True, kw_only=True):
 def schedule(seed: int, world: World) -> tuple[Fault, ...]:
     """Draw the faults of a world; sometimes there are none."""
     rng, later = random.Random(f"faults {seed}"), random.Random(f"later faults {seed}")
-    if world.trait == "choices":  # its choices must be as good after a repair
+    if world.trait == "choices":  # only a repair may occur: choices must be as good after it
         return tuple(_drawn(later, kind, world) for kind in later.choice(((), ("repair",))))
     kinds = [
         kind

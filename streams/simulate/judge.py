@@ -267,7 +267,7 @@ def _learners(life: Life) -> Iterator[Decider]:
 
 
 def _shown(life: Life) -> Iterator[str]:
-    """Yield Decisions whose categories fit no decider's list, and rows whose categories are not their Decision's."""
+    """Yield Decisions whose categories fit no decider's list, and rows with categories other than their Decision's."""
     lists = [ContextKeys.of(each) for each in life.world.lists] or [NO_KEYS]
     for record in life.records(life.topics.decision):
         decision = decode(record.value, Decision)
@@ -280,7 +280,7 @@ def _shown(life: Life) -> Iterator[str]:
 
 
 def _kept(life: Life) -> Iterator[str]:
-    """Yield turns that keep what is not their session's last configuration, or that were drawn, paced or compared."""
+    """Yield turns that keep a configuration other than their session's last one, or that were drawn or paced."""
     if any(life.faults.met("reset", query_id) for query_id in life.seen["decision"]):
         return  # sequence numbers start over
     if any(kind in ("compact", "repair") for kind, _ in life.faults.hits):

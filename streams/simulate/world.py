@@ -203,7 +203,7 @@ def drawn(seed: int, folder: Path) -> World:
         questions={each.text: each for each in questions},
         unscored=unscored,
         lists=_lists(random.Random(f"categories {seed}")),
-        # Drawn apart, and so that the seeds of `tests/simulate/without.py` keep their worlds.
+        # Drawn from its own random stream, named so that the seeds of `tests/simulate/without.py` keep their worlds.
         talks=random.Random(f"sessions, 160, {seed}").random() < 0.2,
     )
     made.settings = made.settings.replace(attempts=again.choice((1, 2, 2, 2, 2, 2)))
@@ -467,7 +467,7 @@ class _Traffic:
         self._query(rng.uniform(0.0, self.world.until_s / 2), query)
 
     def crowd(self, rng: random.Random) -> None:
-        """Send more queries for a model that is not ready than admission has places, followed by honest queries."""
+        """Send more queries for a model that is not ready than admission has slots, then some honest queries."""
         places = self.world.settings.queries.max_in_flight
         for at in range(2 * places):
             query = Query(
