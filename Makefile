@@ -22,7 +22,7 @@ ARGS ?=
 # to start are spent on compiling what it imports, and a deployment is eight processes.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help env demo test-fast test test-kafka test-long lint size sbom test-page test-node docs bench-learner bench-stream bench-gateway bench-latency clean
+.PHONY: help env demo test-fast test test-kafka test-long lint size sbom test-page test-clients docs bench-learner bench-stream bench-gateway bench-latency clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -73,9 +73,10 @@ test-page: $(STAMP) ## Drive the page in Chromium; installs requirements/page.tx
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --require-hashes -r requirements/page.txt
 	$(BIN)/python -m pytest tests/integration/test_page.py tests/streams/gateway/test_page_load.py $(ARGS)
 
-test-node: $(STAMP) ## Ask the gateway with OpenAI's client for Node; installs it first
-	@cd tests/streams/gateway/node && npm ci --no-audit --no-fund --loglevel=error
-	$(BIN)/python -m pytest tests/streams/gateway/test_node.py $(ARGS)
+test-clients: $(STAMP) ## Ask the gateway with Node's client, LangChain, LiteLLM and agent frameworks; installs them first
+	@if command -v npm > /dev/null; then cd tests/streams/gateway/node && npm ci --no-audit --no-fund --loglevel=error; fi
+	@$(BIN)/python -m tests.support.client_environments
+	$(BIN)/python -m pytest tests/streams/gateway/test_node.py tests/streams/gateway/clients $(ARGS)
 
 docs: out/docs/env/.installed ## Build the documentation as a site, links and anchors checked; writes out/docs/site/
 	@rm -rf out/docs/pages && mkdir out/docs/pages

@@ -24,21 +24,30 @@ class PeerMissing(BenchFailed):
     """A peer cannot be installed on this machine. The message ends with pip's output."""
 
 
+def installed(folder: Path, pins: Path) -> bool:
+    """Return whether a peer's environment has its pinned packages."""
+    stamp = folder / ".installed"
+    return stamp.is_file() and stamp.read_text() == _digest(pins)
+
+
 def install(folder: Path, pins: Path) -> Path:
     """Return the Python of a peer's environment, after creating it or updating it to changed pins.
 
     Raises:
         PeerMissing: pip cannot install the pinned packages.
     """
-    python, stamp = folder / "bin" / "python", folder / ".installed"
-    digest = hashlib.sha256(pins.read_bytes()).hexdigest()
-    if stamp.is_file() and stamp.read_text() == digest:
+    python = folder / "bin" / "python"
+    if installed(folder, pins):
         return python
     run([sys.executable, "-m", "venv", "--clear", str(folder)])
     words = ["--no-deps", "--only-binary=:all:", "-qq", "--disable-pip-version-check", "--no-input"]
     run([str(python), "-m", "pip", "install", "--require-hashes", *words, "-r", str(pins)])
-    stamp.write_text(digest)
+    (folder / ".installed").write_text(_digest(pins))
     return python
+
+
+def _digest(pins: Path) -> str:
+    return hashlib.sha256(pins.read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager

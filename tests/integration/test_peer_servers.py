@@ -28,6 +28,7 @@ from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import free_port
 from streams.settings import Settings
+from tests.support import peer_servers
 from tests.support.command_line import Operator, read_until
 from tests.support.deployment import Deploy, Deployment
 from tests.support.peer_servers import SMOL, Front, Proxy, litellm_proxy, llama_server, metric
@@ -88,7 +89,7 @@ def hosted() -> Iterator[dict[str, Upstream]]:
 @pytest.fixture(scope="module")
 def proxy(hosted: dict[str, Upstream], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     """LiteLLM's own proxy with two models."""
-    models = {name: (upstream, PRICES[name]) for name, upstream in hosted.items()}
+    models = {name: peer_servers.hosted(upstream, PRICES[name]) for name, upstream in hosted.items()}
     with litellm_proxy(tmp_path_factory.mktemp("litellm"), models) as running:
         yield running
 

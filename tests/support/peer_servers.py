@@ -85,20 +85,22 @@ class Proxy:
         return [each for line in lines if (each := json.loads(line))["model_group"] == model]
 
 
+def hosted(upstream: Upstream, price: Mapping[str, float]) -> dict[str, Any]:
+    """Return how LiteLLM's proxy reaches an upstream, with its prices in USD per million tokens of input and output."""
+    costs = {f"{kind}_cost_per_token": price[kind] / 1e6 for kind in ("input", "output")}
+    return {"model": "openai/hosted", "api_base": f"{upstream.url}/v1", "api_key": "none", **costs}
+
+
 @contextlib.contextmanager
-def litellm_proxy(folder: Path, models: Mapping[str, tuple[Upstream, dict[str, float]]]) -> Iterator[Proxy]:
-    """Run LiteLLM's proxy before upstreams, and yield it.
+def litellm_proxy(folder: Path, models: Mapping[str, dict[str, Any]]) -> Iterator[Proxy]:
+    """Run LiteLLM's proxy and yield it.
 
     Args:
         folder: For its files.
-        models: Upstream and prices of each model, in USD per million tokens of input and output.
+        models: How it reaches each model, in its own terms (`litellm_params`).
     """
     python = _installed("litellm", ROOT / litellm.PINS)
-    listed = []
-    for name, (upstream, price) in models.items():
-        costs = {f"{kind}_cost_per_token": price[kind] / 1e6 for kind in ("input", "output")}
-        at = {"model": "openai/hosted", "api_base": f"{upstream.url}/v1", "api_key": "none", **costs}
-        listed.append({"model_name": name, "litellm_params": at})
+    listed = [{"model_name": name, "litellm_params": at} for name, at in models.items()]
     settings = {"telemetry": False, "callbacks": "requests_log.handler", "num_retries": 0}
     router = {"num_retries": 0, "disable_cooldowns": True}
     config = {"model_list": listed, "litellm_settings": settings, "router_settings": router}

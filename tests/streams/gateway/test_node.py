@@ -1,6 +1,6 @@
 """The gateway before OpenAI's official client for Node.
 
-Needs Node and the client (`make test-node` installs it); skips without them.
+Needs Node and the client (`make test-clients` installs it); skips without them.
 """
 
 import json
@@ -67,7 +67,7 @@ def node() -> Node:
     if program is None:
         pytest.skip("no Node on this machine")
     if not (NODE / "node_modules" / "openai" / "package.json").is_file():
-        pytest.skip("OpenAI's client for Node is not installed: run `make test-node`")
+        pytest.skip("OpenAI's client for Node is not installed: run `make test-clients`")
 
     def start(site: Site, scenario: str, key: str = "node") -> "subprocess.Popen[str]":
         return subprocess.Popen(
