@@ -271,6 +271,49 @@ def measure_refit(**sizes: int) -> None:
     click.echo(orjson.dumps(measure(**sizes), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
 
 
+# `gpu`: eFLOPs compared with the seconds of a GPU.
+
+
+@main.command("gpu")
+@click.option("--model", "models", multiple=True, help="Of the catalogue `qwen3`; may be repeated. [all]")
+@click.option("--batch", "batches", multiple=True, type=click.IntRange(min=1), help="[1, 4, 16, 64, 256]")
+@click.option("--repetitions", type=click.IntRange(min=5), default=7, help="Of each figure.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Measure nothing: print the tables of an earlier OUT.",
+)
+@_out("out/bench/gpu.json")
+def measure_gpu(
+    models: tuple[str, ...], batches: tuple[int, ...], repetitions: int, report: Path | None, out: Path
+) -> None:
+    """Measure Qwen3 models with random weights on a GPU, and compare the seconds with eFLOPs; write OUT.
+
+    Decoding is measured by batch and context, and reading prompts by length. Needs a CUDA device, with torch and
+    transformers to use it; the six models take five minutes on an H100. Models and batches that do not fit in its
+    memory are left out. Prints the tables. Without a GPU it says so and exits with 1.
+    """
+    from bench import gpu
+    from bench.gpu_timing import QWEN3, NoGPU
+
+    if unknown := set(models) - {*QWEN3}:
+        raise click.UsageError(f"unknown models {sorted(unknown)}; there are {list(QWEN3)}")
+    if report is not None:
+        found = orjson.loads(report.read_bytes())
+    else:
+        whole = gpu.GPUPlan()
+        plan = gpu.GPUPlan(
+            models=models or whole.models, batches=batches or whole.batches, repetitions=repetitions
+        )
+        try:
+            found = gpu.run(plan, _say)
+        except NoGPU as error:
+            raise click.ClickException(f"no GPU: {error}") from None
+        _write(out, found)
+    compared = gpu.compare(found)
+    click.echo(f"{gpu.markdown(compared)}\n\n{gpu.in_words(compared)}")
+
+
 # `latency`: the time of live queries by component.
 
 

@@ -42,6 +42,7 @@ COVERED = {
     "python -m bench audit": "test_bench_audit",
     "python -m bench closed": "test_bench_closed",
     "python -m bench gateway": "test_bench_gateway_one_by_one",
+    "python -m bench gpu": "test_bench_gpu_without_a_gpu",
     "python -m bench hostile": "test_bench_hostile",
     "python -m bench kills": "test_bench_kills",
     "python -m bench latency": "test_bench_latency",
@@ -54,15 +55,27 @@ COVERED = {
 """Where each command runs: here or in another file. `tests/test_docs.py` compares them with what the documents name."""
 
 
-def printed(*words: str, status: int = 0, **environ: str) -> str:
-    """Run `python -m …` as a user with the default settings does, and return its standard output."""
+def ran(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """Run `python -m …` as a user with the default settings does."""
     plain = {name: text for name, text in os.environ.items() if not name.startswith("UNISCALE_")}
-    ran = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", *words], cwd=ROOT, env={**plain, "OMP_NUM_THREADS": "1", **environ},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ran.returncode == status, f"{ran.stdout[-1000:]}\n{ran.stderr[-3000:]}"
-    return ran.stdout
+
+
+def printed(*words: str, status: int = 0, **environ: str) -> str:
+    """Return the standard output of `python -m …`."""
+    done = ran(*words, **environ)
+    assert done.returncode == status, f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def refused(*words: str, **environ: str) -> str:
+    """Return what `python -m …` says on standard error when it exits with 1."""
+    done = ran(*words, **environ)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr[-3000:]
+    return done.stderr
 
 
 def figures(*words: str) -> dict[str, Any]:
@@ -103,6 +116,13 @@ def test_bench_refit() -> None:
     assert found["categories"] == 2
     assert found["columns"] > 100
     assert list(found["seconds"]) == ["10", "20"]
+
+
+def test_bench_gpu_without_a_gpu(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    said = refused("bench", "gpu", "--out", str(out), CUDA_VISIBLE_DEVICES="")
+    assert "no GPU: torch" in said
+    assert not out.exists()
 
 
 @pytest.mark.thorough
