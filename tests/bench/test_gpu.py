@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agents.catalogue.file import load_catalogue
@@ -85,6 +86,32 @@ def test_what_does_not_fit_is_left_empty(models: dict[str, Architecture]) -> Non
     last = gpu.markdown(compared).splitlines()[-1]
     assert last.startswith("| qwen3-32b |")
     assert "|  |" in last
+
+
+def test_the_documents_tables_are_the_measured_ones() -> None:
+    found = msgspec.json.decode((ROOT / "docs" / "results" / "gpu-h100.json").read_bytes())
+    assert {"commit", "date", "device", "versions"} <= found.keys()
+    compared = gpu.compare(found)
+    document = (ROOT / "docs" / "eflops.md").read_text()
+    for table in gpu.markdown(compared).split("\n\n"):
+        assert table in document
+    document = " ".join(document.split())
+    order, busy = (
+        f"{each['alike']} of {each['pairs']} pairs" for each in (compared["order"], compared["order_busy"])
+    )
+    assert order in document
+    assert busy in document
+    assert (
+        f"{compared['equal']} are within 1.25 of the ratio in seconds and {compared['roughly']} within 2"
+        in document
+    )
+    by_batch = compared["worst_by_batch"], compared["worst_by_batch_limited_by_memory"]
+    assert [f"{each[batch]:.2f}" for each in by_batch for batch in ("1", "64")] == [
+        "2.96",
+        "4.64",
+        "1.12",
+        "1.22",
+    ]
 
 
 @pytest.mark.torch
