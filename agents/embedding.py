@@ -83,7 +83,7 @@ class Encoder(Protocol):
 
     @property
     def version(self) -> str:
-        """Return the version of its files or server, as far as known."""
+        """Return the version of its files or server, if known."""
         ...
 
     @property

@@ -242,8 +242,8 @@ FADING: Final = 0.95
 """Weight of an outcome's cost relative to the next one's. The latest 20 outcomes carry two thirds of the weight."""
 
 MARGIN: Final = (0.3, 2.0)
-"""Bounds of the adjusted target, as multiples of the target, so that compensating for overspending does not cost all
-quality."""
+"""Bounds of the adjusted target, as multiples of the target, so that compensating for overspending does not sacrifice
+all quality."""
 
 KEYS: Final = 1024
 """Maximum number of accounts, at 300 bytes each. Beyond it, the tenant with the most accounts loses the one it used

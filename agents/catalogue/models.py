@@ -33,7 +33,7 @@ class ObjectiveError(UniscaleError):
 
 
 class ActionError(UniscaleError):
-    """A configuration violates the rules of Table 1, or is not in the action space in question."""
+    """A configuration violates the rules of Table 1, or is not in the given action space."""
 
 
 # The data of a model: architecture (Table 11), anchors (App. B.2), sampling and endpoint.
@@ -53,7 +53,7 @@ PRICE_FACTORS = (1e-12, 1e12)
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 NO_VERIFIER = "none"
-"""Takes the place of a verifier's name where nothing is verified."""
+"""The value of `verifier` that stands for no verifier."""
 
 
 class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,8 +29,8 @@ class Drafted(Struct, frozen=True):
         finish: Why it ended: `separator`, `eos`, `length` (cut at `step_tokens`; the path continues in the middle of
             the step) or `context` (the model's context is full; the path cannot continue).
         tokens: Number of tokens generated, including the end-of-sequence token.
-        prompt_tokens: Length of the prompt before the draft: template, question and prefix. For a first step, it is the
-            L_in of the cost.
+        prompt_tokens: Length of the prompt before the draft: template, question and prefix. In a first step, this is
+            L_in of the cost formulas.
         token_ids: The generated tokens, if the engine returns them.
         billed: Tokens billed for the draft's request, if an upstream counts them. If one request made several drafts,
             only the first has this field.
@@ -119,7 +119,7 @@ class StreamingEngine(Engine, Protocol):
             seed: Seed of the draft.
             sampling: As in `generate`.
             on_text: Called with each piece of the text as it arrives. The pieces need not add up to the whole text.
-                Once one has been passed on, the request is not sent again.
+                After the first piece, the request is not sent again.
 
         Raises:
             ServingError: As in `generate`.
@@ -141,9 +141,9 @@ def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> Non
 
 # From a prefix to the token ids that an engine continues, and from the engine's output to a draft.
 #
-# Records store a path as text. Encoding that text may yield other tokens than the model generated, which would miss the
-# prefix cache and change the distribution. The token ids of live paths are therefore cached here. Only a path that is
-# not in the cache, for instance after a restart, is encoded again.
+# Records store a path as text. Encoding that text may yield different tokens from those that the model generated, which
+# would miss the prefix cache and change the distribution. The token ids of live paths are therefore cached here. Only a
+# path that is not in the cache, for instance after a restart, is encoded again.
 
 
 class Continuation(Struct, frozen=True):

@@ -319,7 +319,7 @@ class HttpRows:
         return await self._server.post("/pooling", body, lambda reply: pooling_rows(reply, len(prompts)))
 
 
-# The verifier of a recording, which scores at once and without a model.
+# The verifier of a recording. It needs no model and scores at once.
 
 
 class RecordedVerifier:

@@ -196,7 +196,7 @@ class Checks:
         return int(number)
 
     def _give_up(self, table: str, topic: str) -> None:
-        """Store with each record of a topic the error for which it went to the dead-letter topic, if it did."""
+        """Add to each record of a topic that has a dead letter the error in that dead letter."""
         self._db.execute(
             f"UPDATE {table} SET error = Letter.error FROM Letter"
             f" WHERE Letter.topic = ? AND Letter.part = {table}.part AND Letter.off = {table}.off",

@@ -295,7 +295,8 @@ class KafkaLog:
         For a read-committed consumer, a partition ends before the oldest open transaction, so one that a foreign
         producer left open would hide every later record. With these end offsets, reading waits until it ends.
         """
-        # The reader opens the topics because, without their metadata, the first request would fail and be retried late.
+        # The reader opens the topics because, without their metadata, the first request would fail and the retry would
+        # be slow.
         async with await self.open(topics, isolation_level="read_uncommitted") as other:
             ends: Mapping[TopicPartition, int] = await other.consumer.end_offsets(reader.parts)
             return ends

@@ -374,7 +374,7 @@ async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: S
 #                     process or, if it cannot continue (`PartialWrite`), by the next one
 
 handling: ContextVar[Sequence[ConsumerRecord]] = ContextVar("handling", default=())
-"""The records that the current task is handling; empty outside handlers. It has effects only while they are ours."""
+"""The current task's records; empty outside handlers. The task has effects only while this worker owns them."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0

@@ -26,7 +26,8 @@ from streams.services.turns import Turns
 # holds back its partition and would block everyone else's.
 
 # Seconds without a heartbeat for a model before queries for it are refused. One late heartbeat must not reject every
-# waiting query, nor must the first executor to recover cause queries for the others to be rejected.
+# waiting query. If executors recover one by one, queries for the later ones must not be rejected as soon as the first
+# is back.
 _LAPSE_S = 30.0
 
 
@@ -78,7 +79,7 @@ class Admission:
         self._open: OrderedDict[str, _Seat] = OrderedDict()
         # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
         self._ended = RecentIds(remembered)
-        self._held: Counter[tuple[bool, str]] = Counter()  # slots by whether served, and tenant
+        self._held: Counter[tuple[bool, str]] = Counter()  # slots in use, by (served, tenant)
         # Waiting queries, in order of arrival, by the same keys.
         self._waiting: dict[tuple[bool, str], dict[str, tuple[_Seat, asyncio.Future[None]]]] = {}
         self.look()

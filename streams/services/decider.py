@@ -682,8 +682,8 @@ class DeciderService(Ordered):
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
         """Decide for contexts, learn from rewards, or follow attempts that failed.
 
-        A refit on all outcomes runs in a thread: it can take a second and would block the event loop. Only the holder
-        of the lock reads the learner meanwhile.
+        A refit on all outcomes runs in a thread: it can take a second and would block the event loop. In the meantime,
+        only the holder of the lock reads the learner.
         """
         self._last_failure = -1
         if not batch:
