@@ -16,6 +16,15 @@ class Metrics:
     def __init__(self, service: str) -> None:
         self.service = service
         self.registry = CollectorRegistry()
+        self._of_records()
+        self._of_admission()
+        self._of_decisions()
+        self._of_models()
+        self._of_http()
+        self._of_outcomes()
+
+    def _of_records(self) -> None:
+        """Add the metrics of every service."""
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self.records = counter("records", "Records handled to the end", "service", "topic")
         self.stage = histogram(
@@ -23,20 +32,9 @@ class Metrics:
         )
         self.duplicates = counter("duplicates", "Records recognised as already handled", "topic")
         self.waits = counter("waits", "Pauses because a broker or an encoder was not available", "topic")
-        self.expired = counter(
-            "expired_unread", "Records that retention took before the learner read them", "topic"
-        )
-        self.misplaced = counter(
-            "misplaced", "Records found in another partition than their query's, and sent there", "topic"
-        )
         self.dead_letters = counter("dead_letters", "Records given up", "topic", "error")
         self.crashes = counter("crashes_at_record", "Failures at one record that was tried again", "topic")
         self.lag = gauge("consumer_lag", "Records not yet committed by this process", "topic", "partition")
-
-        self.loop_lag = histogram("loop_lag_seconds", "How late the event loop is, ten times a second")
-        self.clock_skew = gauge("clock_skew_seconds", "This machine's clock less the broker's")
-        self.in_flight = gauge("in_flight", "Queries forwarded and not yet answered")
-        self.admission_wait = histogram("admission_wait_seconds", "Time a query waits for a free slot")
         self.oldest_open = gauge(
             "oldest_open_seconds", "How long the record in flight for longest has been; the log names it"
         )
@@ -46,12 +44,39 @@ class Metrics:
             "topic",
             "partition",
         )
+        self.loop_lag = histogram("loop_lag_seconds", "How late the event loop is, ten times a second")
+        self.clock_skew = gauge("clock_skew_seconds", "This machine's clock less the broker's")
 
+    def _of_admission(self) -> None:
+        """Add the metrics of the embedder."""
+        gauge, histogram = self._gauge, self._histogram
+        self.in_flight = gauge("in_flight", "Queries forwarded and not yet answered")
+        self.admission_wait = histogram("admission_wait_seconds", "Time a query waits for a free slot")
+
+    def _of_decisions(self) -> None:
+        """Add the metrics of the decider."""
+        counter, gauge = self._counter, self._gauge
         self.decisions = counter("decisions", "Decisions made", "reason")
         self.choices = counter("choices", "Chosen configurations", "model", "qp", "cp", "bs")
+        self.masked = counter(
+            "masked_models", "Decisions made without a model whose executor is silent", "model"
+        )
+        self.failed_attempts = counter(
+            "failed_attempts",
+            "Attempts that failed before any text: `retried` on another model, or `answered` as failed",
+            "model",
+            "outcome",
+        )
         self.pending = gauge("pending", "Decisions without a reward yet")
+        self.oldest_pending = gauge(
+            "oldest_pending_timestamp_seconds",
+            "Append time of the oldest query decided here without a reward",
+        )
         self.rewards_applied = counter("rewards_applied", "Rewards that reached the policy", "kind")
         self.rewards_ignored = counter("rewards_ignored", "Rewards that changed nothing", "why")
+        self.expired = counter(
+            "expired_unread", "Records that retention took before the learner read them", "topic"
+        )
         self.policy_version = gauge("policy_version", "Rewards and corrections applied to the policy")
         self.objective_price = gauge(
             "objective_price",
@@ -73,18 +98,6 @@ class Metrics:
             "objective",
             "of",
         )
-        self.sequence = gauge("learner_sequence", "Next sequence number of the learner's log")
-        self.snapshot_place = gauge("snapshot_place", "Sequence number that the newest snapshot reaches")
-        self.snapshot_time = gauge(
-            "snapshot_timestamp_seconds", "When this process last wrote a snapshot, or recovered the learner"
-        )
-        self.oldest_pending = gauge(
-            "oldest_pending_timestamp_seconds",
-            "Append time of the oldest query decided here without a reward",
-        )
-        self.recovery_seconds = gauge(
-            "recovery_seconds", "How long the last recovery took: `read` the log, `fold` it", "part"
-        )
         self.cost_drift = gauge(
             "model_cost_drift",
             "What a model's latest searches cost, as a multiple of what was learned; absent or 1 where that holds",
@@ -95,31 +108,25 @@ class Metrics:
             "Times that a model's answers proved to be right more or less often than was learned",
             "model",
         )
-        self.masked = counter(
-            "masked_models", "Decisions made without a model whose executor is silent", "model"
+        self.sequence = gauge("learner_sequence", "Next sequence number of the learner's log")
+        self.snapshot_place = gauge("snapshot_place", "Sequence number that the newest snapshot reaches")
+        self.snapshot_time = gauge(
+            "snapshot_timestamp_seconds", "When this process last wrote a snapshot, or recovered the learner"
+        )
+        self.recovery_seconds = gauge(
+            "recovery_seconds", "How long the last recovery took: `read` the log, `fold` it", "part"
         )
 
+    def _of_models(self) -> None:
+        """Add the metrics of the executors, and failures of any engine."""
+        counter, gauge = self._counter, self._gauge
         self.tokens = counter("tokens", "Tokens generated", "model")
         self.drafts = counter("drafts", "Drafts generated", "model")
-        self.engine_faults = counter(
-            "engine_faults", "Attempts of an engine or verifier that failed", "service"
-        )
-        self.suspended = gauge(
-            "suspended_models",
-            "1 while a model is not asked: its endpoint failed repeatedly, or it did the operator's question",
-            "model",
-        )
-        self.model_failures = counter(
-            "model_failures",
-            "Queries that a model left without a text by a fault of its own",
-            "model",
-            "cause",
-        )
-        self.failed_attempts = counter(
-            "failed_attempts",
-            "Attempts at queries that came to nothing: `retried` on another model, or `answered` so",
-            "model",
-            "outcome",
+        self.scored = counter("scored_drafts", "Drafts scored", "verifier")
+        self.shortened = counter(
+            "shortened_paths",
+            "Drafts scored on their path's last steps only, as the whole exceeds the verifier's context",
+            "verifier",
         )
         self.repeated_tokens = counter(
             "repeated_tokens",
@@ -127,24 +134,29 @@ class Metrics:
             "model",
             "kind",
         )
+        self.engine_faults = counter(
+            "engine_faults", "Attempts of an engine or verifier that failed", "service"
+        )
+        self.model_failures = counter(
+            "model_failures",
+            "Queries without a text through a fault of the model",
+            "model",
+            "cause",
+        )
         self.probes = counter(
             "probes",
-            "Operator's questions to models whose queries fail: `passed` or `failed`",
+            "Probe questions to models whose queries fail: `passed` or `failed`",
             "model",
             "result",
         )
-        self.scored = counter("scored_drafts", "Drafts scored", "verifier")
-        self.shortened = counter(
-            "shortened_paths",
-            "Drafts scored on the last steps of their path: the verifier holds no more",
-            "verifier",
+        self.suspended = gauge(
+            "suspended_models",
+            "1 while a model is suspended: its endpoint, or the model at the probe question, failed repeatedly",
+            "model",
         )
 
-        self._of_http()
-        self._of_outcomes()
-
     def _of_http(self) -> None:
-        """Add the gateway's metrics."""
+        """Add the metrics of the gateway."""
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self.http_requests = counter(
             "http_requests",
@@ -162,8 +174,11 @@ class Metrics:
         self.http_open_streams = gauge("http_open_streams", "Responses being streamed")
 
     def _of_outcomes(self) -> None:
-        """Add the aggregator's metrics."""
+        """Add the metrics of the aggregator."""
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        self.misplaced = counter(
+            "misplaced", "Records found in another partition than their query's, and sent there", "topic"
+        )
         self.answers = counter("answers", "Answers that count", "status")
         self.spent = histogram("spent_seconds", "Where the time of queries went", "component")
         self.ungraded = counter(
