@@ -127,11 +127,13 @@ def test_readme_and_benchmarks_say_what_the_demo_came_to() -> None:
     assert found["unanswered"] == found["audit_wrong"] == 0
     sample, search = found["comparisons"]
     assert [each["control"]["action"] for each in (sample, search)] == list(CONTROLS)
-    readme, benchmarks = (
-        " ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/benchmarks.md")
+    readme, benchmarks, tutorial = (
+        " ".join((ROOT / name).read_text().split())
+        for name in ("README.md", "docs/benchmarks.md", "docs/demo.md")
     )
     for each in (sample, search):
         assert sentence(each) in readme, "as `make demo` prints it"
+        assert sentence(each) in tutorial
         gained, ratio = each["accuracy_difference"], each["cost_ratio"]
         points = {end: f"{100 * gained[end]:+.1f}".replace("-", "−") for end in gained}
         share = {end: f"{100 * ratio[end]:.0f}" for end in ratio}
