@@ -1,7 +1,10 @@
 """The page of topics keeps the invariants that joins and routing rest on."""
 
-from streams.settings import Settings
-from streams.topics import Topics
+import re
+from pathlib import Path
+
+from streams.settings import Settings, variable
+from streams.topics import DAY_MS, Topics
 
 
 def test_the_topics_that_are_joined_have_equal_partition_counts() -> None:
@@ -46,3 +49,20 @@ def test_control_and_changelogs_are_compacted_and_never_deleted() -> None:
         "uniscale.aggregator-join-changelog",
     }  # fmt: skip
     assert all(c["cleanup.policy"] == "compact" and c["retention.ms"] == "-1" for c in compacted.values())
+
+
+def test_the_page_of_what_is_kept_has_every_topic_as_declared() -> None:
+    text = Path("docs/retention.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w.<>-]+)` \| .* \| ([^|]+) \| [^|]+ \| `?(\w+)`? \|$", text, re.MULTILINE)
+    shown = {name: (kept, partitions) for name, kept, partitions in rows}
+    declared = {t.name.removeprefix("uniscale."): t for t in Topics(Settings()).declared(["<group>"])}
+    assert shown.keys() == declared.keys()
+    for name, topic in declared.items():
+        kept, partitions = shown[name]
+        assert partitions == (variable(topic.setting) if topic.setting else "1"), name
+        if topic.compacted:
+            assert kept.startswith(("for ever", "until")), name
+        else:
+            hours = topic.retention_ms * 24 // DAY_MS
+            number, unit = (hours // 24, "day") if hours >= 24 else (hours, "hour")
+            assert kept == f"{number} {unit}{'s' if number > 1 else ''}", name
