@@ -45,6 +45,11 @@ def run_client(name: str, program: Path, *words: str, environ: Mapping[str, str]
         words: Its arguments.
         environ: All of its environment: it has neither our modules nor our settings.
     """
+    return json.loads(run_program(name, program, *words, environ=environ))
+
+
+def run_program(name: str, program: Path, *words: str, environ: Mapping[str, str]) -> str:
+    """Run a program with a client and return what it prints; arguments as for `run_client`."""
     require(name)
     argv = [f"{place(name)[0] / 'bin' / 'python'}", f"{program}", *words]
     done = subprocess.run(
@@ -57,7 +62,7 @@ def run_client(name: str, program: Path, *words: str, environ: Mapping[str, str]
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return done.stdout
 
 
 if __name__ == "__main__":
