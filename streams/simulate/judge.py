@@ -336,7 +336,7 @@ def _taught(life: Life) -> Iterator[str]:
 
 _EXPLAINED: Final = {
     "row_embedding": ("encoder lies",),
-    "answers_differ": ("engine lies", "engine wrong", "verifier lies", "reset"),
+    "answers_differ": ("engine lies", "engine wrong", "attempt fails", "verifier lies", "reset"),
     "decisions_differ": ("reset",),
     "row_of_another_decision": ("reset",),
     "rewards_differ": ("suspend",),
