@@ -55,6 +55,9 @@ from streams.topics import Topics
 CALM_S: Final = 30.0
 """Seconds after the last client and the last fault until everything is restarted."""
 
+CLOSED_S: Final = 5.0
+"""Seconds from a Reward until it has been closed early, if too many are open."""
+
 DRAIN_S: Final = 1500.0
 """Longest time after that restart until the last query has ended, in virtual seconds."""
 
@@ -85,7 +88,7 @@ class Life:
     Attributes:
         failures: Failures found while the deployment ran.
         seen: Ids of the queries that have an Answer, a Decision, a closing Reward or a dead letter, by kind.
-        waiting: Ids of the queries that have a Reward but no closing one yet.
+        waiting: The queries that have a Reward but no closing one yet, each with the time of its Reward in seconds.
         window_full: Whether a worker had a full window in some partition (`streams.runtime.queues.WINDOW`).
         calm_s: Time at which everything was restarted, a while after the last fault, in seconds.
     """
@@ -118,7 +121,7 @@ class Life:
         self._moments: Counter[str] = Counter()
         kills = [fault for fault in faults if fault.kind == "kill between"]
         self.broker.watch(self, {self._moment_topic(fault.how) for fault in kills}, self._between)
-        self.waiting: set[str] = set()
+        self.waiting: dict[str, float] = {}
         self.window_full = False
         self._window = WINDOW * world.settings.kafka.concurrency
 
@@ -151,8 +154,9 @@ class Life:
         self.calm_s = asyncio.get_running_loop().time()
         deaths = len(self.cluster.deaths)
         self._judge_learner()
-        if len(self.waiting) > (most := self.world.open_rewards or len(self.waiting)):
-            self.failures.append(f"{len(self.waiting)} rewards wait for feedback, and {most} may")
+        waiting = sum(self.calm_s - since_s > CLOSED_S for since_s in self.waiting.values())
+        if waiting > (most := self.world.open_rewards or waiting):
+            self.failures.append(f"{waiting} rewards wait for feedback, and {most} may")
         await self._restart_all()
         self._ask_last()
         await self._drained()
@@ -374,9 +378,11 @@ class Life:
         )
         name = {Answer: "answer", Decision: "decision", Reward: "closed", DeadLetter: "refused"}[found]
         if isinstance(read, Reward):
-            if read.query_id not in self.seen["closed"]:
-                (self.waiting.discard if read.closes else self.waiting.add)(read.query_id)
-            if not read.closes:
+            if read.closes:
+                self.waiting.pop(read.query_id, None)
+            else:
+                if read.query_id not in self.seen["closed"]:
+                    self.waiting.setdefault(read.query_id, asyncio.get_running_loop().time())
                 return
         if read.query_id:
             self.seen[name].add(read.query_id)
