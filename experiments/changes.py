@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from agents.bandit.contextual import AccuracyDrift, Contextual
+from agents.bandit.contextual import Contextual
+from agents.bandit.drift import AccuracyDrift
 from agents.bandit.policy import Objective
 from agents.bandit.prior import begin
 from experiments.contenders import SERVICE, Fitted, solved_prices, with_prior

@@ -7,8 +7,8 @@ exploration  randomisation with logged probabilities, for any policy: warm-up, f
 features     the joint vector x
 linucb       UniScale's LinUCB, Greedy, Thompson sampling, and LinUCB with forgetting; their matrices are in `posterior`
 contextual   a hierarchical linear model that ranks the actions for each query. `contextual_features` computes x,
-             `history` and `variances` estimate its parameters from outcomes, `pacing` meets targets, and `prior`
-             initialises it from a table of outcomes
+             `history` and `variances` estimate its parameters from outcomes, `drift` notices models that change,
+             `pacing` meets targets, and `prior` initialises it from a table of outcomes
 baselines    Random, k-NN, MLP and NeuralUCB; `network` is the only file that loads torch
 """
 

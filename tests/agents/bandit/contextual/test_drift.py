@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.bandit.contextual import CORRECT, COST, LEAST, AccuracyDrift, Contextual, CostDrift
+from agents.bandit.contextual import CORRECT, COST, Contextual
+from agents.bandit.drift import LEAST, AccuracyDrift, CostDrift
 from agents.bandit.policy import ActionVector, Context, Observation, Pending, Target
 from tests.support.traffic import PLAIN, Traffic, actions, contextual, decide, learn, single, teach
 
