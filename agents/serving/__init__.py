@@ -8,12 +8,12 @@ vllm_*       vLLM in this process: callers submit from any thread, and one threa
   loop       the body of the engine thread; steps each engine that has work in turn
   adapter    the only file that uses vLLM's API; also defines a process reward model that vLLM lacks
   engine     the engine protocol, implemented on a host
-http         models on other servers, over HTTP, with API keys and a circuit breaker
+http         models on other servers, over HTTP, with API keys; `circuit_breaker` stops requests to one that fails
 chat_*       models behind an OpenAI-compatible chat API; `event_stream` and `completion_stream` read streamed replies
 retries      the one retry policy, and the time limit that a query's deadline sets
 recorded     recorded searches, looked up instead of run
 registry     turns catalogue entries into engines; loads a process's models in the background and tracks their states
-probing      test questions that show whether a model is failing; `listing` asks a server for its models
+health_checks  probes that suspend a model that is failing and lift the suspension; `listing` asks for a server's models
 prompts      chat templates: messages and steps to token ids
 calibration  token prices of a self-hosted server, from its price per hour
 errors       the errors of this package

@@ -11,10 +11,11 @@ import msgspec
 
 from agents.catalogue.models import Model, VerifierModel
 from agents.serving.chat_engine import ChatEngine
+from agents.serving.circuit_breaker import Breaker
 from agents.serving.engine import Engine
 from agents.serving.errors import EndpointSuspendedError, EngineDiedError, EngineStartError, ServingError
-from agents.serving.http import Breaker, HttpEngine, JsonServer, Keys, ServerSettings
-from agents.serving.probing import Prober, ProbeRules, ask, first_token
+from agents.serving.health_checks import Prober, ProbeRules, ask, first_token
+from agents.serving.http import HttpEngine, JsonServer, Keys, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import RecordedEngine, Recording
 from agents.serving.retries import Retries

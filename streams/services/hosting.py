@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agents.catalogue.models import Catalogue, VerifierModel
+from agents.serving.health_checks import ProbeRules
 from agents.serving.http import Keys
-from agents.serving.probing import ProbeRules
 from agents.serving.recorded import Recording
 from agents.serving.registry import GroupEngines, HostingOptions
 from agents.serving.retries import Retries

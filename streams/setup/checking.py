@@ -18,9 +18,9 @@ from agents.embedding import EncoderError, encoder_id
 from agents.encoders import encoder_of
 from agents.serving.engine import Engine, StreamingEngine
 from agents.serving.errors import ServingError
+from agents.serving.health_checks import first_token, streamed, tried
 from agents.serving.http import JsonServer
 from agents.serving.listing import Listed, listed, prices_of
-from agents.serving.probing import first_token, streamed, tried
 from agents.serving.registry import HostingOptions, connected, served_name
 from agents.serving.retries import Retries
 from agents.serving.vllm_settings import checkpoint_path

@@ -22,7 +22,7 @@ from agents.decider.failed_attempts import Before
 from agents.decider.shares import TeachingShares
 from agents.encoders import HttpEncoder
 from agents.grading.pool import GradingPool
-from agents.serving.probing import Prober
+from agents.serving.health_checks import Prober
 from streams.runtime.clock import BrokerClock
 from streams.runtime.handler_guard import HandlerGuard
 from streams.services import aggregator, executor

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
 
-from agents.serving.http import FAILURES, Breaker
+from agents.serving.circuit_breaker import FAILURES, Breaker
 
 
 class Server(ThreadingHTTPServer):

@@ -22,8 +22,8 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
+from agents.serving.health_checks import ProbeRules, first_token
 from agents.serving.http import JsonServer, ServerSettings
-from agents.serving.probing import ProbeRules, first_token
 from agents.serving.retries import Retries
 from schemas.prices import Billed
 from schemas.query import Message

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agents.catalogue.models import Sampling
+from agents.serving.circuit_breaker import FAILURES, Breaker
 from agents.serving.engine import Drafted, Prefix, StreamingEngine
 from agents.serving.errors import (
     DeadlinePassedError,
@@ -26,9 +27,7 @@ from agents.serving.errors import (
     StreamBrokenError,
 )
 from agents.serving.http import (
-    FAILURES,
     MOST_REPLY_BYTES,
-    Breaker,
     HttpEngine,
     JsonServer,
     ServerSettings,

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Architecture, BenchmarkScore, Model, Sampling
 from agents.serving import http
+from agents.serving.circuit_breaker import Breaker
 from agents.serving.engine import Drafted
 from agents.serving.errors import (
     EndpointSuspendedError,
@@ -18,8 +19,8 @@ from agents.serving.errors import (
     EngineStartError,
     RequestRefusedError,
 )
-from agents.serving.http import Breaker, JsonServer, ServerSettings
-from agents.serving.probing import ProbeRules
+from agents.serving.health_checks import ProbeRules
+from agents.serving.http import JsonServer, ServerSettings
 from agents.serving.registry import Loaded, ModelRegistry
 from tests.support.http_servers import JsonHandler, Server, about_to_open
 

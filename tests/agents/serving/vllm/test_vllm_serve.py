@@ -11,8 +11,8 @@ from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
 from agents.serving.chat_engine import ChatEngine
 from agents.serving.engine import Prefix
+from agents.serving.health_checks import ProbeRules, first_token
 from agents.serving.http import HttpEngine, JsonServer, ServerSettings
-from agents.serving.probing import ProbeRules, first_token
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import HttpRows, last_score

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.serving.http import FAILURES, LONGEST_PAUSE_S, Breaker
+from agents.serving.circuit_breaker import FAILURES, LONGEST_PAUSE_S, Breaker
 
 
 class Clock:

@@ -15,7 +15,7 @@ from agents.serving.errors import (
     EngineUnreachableError,
     RequestRefusedError,
 )
-from agents.serving.probing import Prober, ProbeRules
+from agents.serving.health_checks import Prober, ProbeRules
 from agents.serving.registry import Loaded, ModelRegistry
 from streams.runtime.memory import run
 from tests.agents.serving.test_registry import model, states
