@@ -16,7 +16,7 @@ from schemas.errors import InvalidField, UniscaleError
 from schemas.query import Origin, Query
 from streams.recent_ids import RecentIds
 from streams.runtime.runtime import Runtime
-from streams.services.turns import Turns
+from streams.services.fair_queue import FairQueue
 
 # Without admission, thousands of decisions would be made before the first reward. A query counts from when its Context
 # is sent until its Answer appears on the `answer` topic. A separate reader watches that topic, because handlers that
@@ -249,7 +249,7 @@ class GraderChecks:
         self._runtime = runtime
         self._pool = GradingPool(workers=1, timeout_s=_TIMEOUT_S)
         runtime.closers.append(self._pool.aclose)
-        self._turns = Turns(1, runtime.monotonic)
+        self._checking = FairQueue(1, runtime.monotonic)
         self._passed = RecentIds(_REMEMBERED)
 
     async def check(self, query: Query) -> None:
@@ -274,7 +274,7 @@ class GraderChecks:
         digest = hashlib.sha256(orjson.dumps(request)).hexdigest()
         if digest in self._passed:
             return
-        async with self._turns.turn(account):
+        async with self._checking.turn(account):
             try:
                 why = await self._runtime.in_thread(partial(self._pool.refusal, request))
             except GraderFailed as error:

@@ -47,10 +47,10 @@ from streams.runtime.effects import Effects, Keyed, Rows
 from streams.runtime.handler_guard import Refusal
 from streams.runtime.runtime import Runtime
 from streams.services import rejected
+from streams.services.fair_queue import FairQueue, QueueFull
 from streams.services.open_rewards import OpenRewards
 from streams.services.priority_queue import PriorityQueue
 from streams.services.rejected import RejectedIds
-from streams.services.turns import TooManyWait, Turns
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
@@ -124,7 +124,7 @@ class AggregatorService(Keyed[JoinRow]):
         # Answers waiting for a grader do not block other records, but they hold back their partition's committed
         # offset, so their number is limited.
         most = _AT_GRADERS * settings.kafka.concurrency
-        self.turns = Turns(self.pool.workers, runtime.monotonic, most=most)
+        self.grading = FairQueue(self.pool.workers, runtime.monotonic, most=most)
         # By query, what its provisional Reward reports as missing. If it has one, a redelivered Answer is not graded.
         self._ungraded: OrderedDict[str, str] = OrderedDict()
         self.uplift = Uplift()
@@ -299,11 +299,11 @@ class AggregatorService(Keyed[JoinRow]):
         missing = self._ungraded.get(answer.query_id)
         try:
             if missing is not None:  # a worker ended after sending its Reward and before writing its row
-                raise TooManyWait(missing)
+                raise QueueFull(missing)
             with self.runtime.release_slot():
-                async with self.turns.turn(tenant):
+                async with self.grading.turn(tenant):
                     return await self.runtime.in_thread(partial(work, ask=self.pool.ask))
-        except TooManyWait as wait:
+        except QueueFull as wait:
             busy = GradersBusy(f"answers: {wait}")
             scored = work(ask=_fails(busy))
             return scored if missing is None else replace(scored, missing=missing)

@@ -17,7 +17,7 @@ from streams.runtime.effects import Effects, Keyed
 from streams.runtime.queues import WINDOW
 from streams.runtime.runtime import Runtime
 from streams.services.admission import Admission, GraderChecks
-from streams.services.turns import Turns
+from streams.services.fair_queue import FairQueue
 from streams.topics import SHARD
 
 # A query whose Answer is never seen frees its slot this long after the query's deadline.
@@ -47,7 +47,7 @@ class EmbedderService(Keyed[None]):
             most, runtime.monotonic, runtime.control.serving, remembered=4 * self._again
         )
         # One text at a time: the encoder is the busiest code of this process and must not starve the heartbeats.
-        self._encoding = Turns(1, runtime.monotonic)
+        self._encoding = FairQueue(1, runtime.monotonic)
         self._graders = GraderChecks(runtime)
         runtime.answers_for = self.answers_for
 

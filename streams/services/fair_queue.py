@@ -1,4 +1,4 @@
-"""Fair sharing of a resource among tenants: the tenant that has used the least time is next.
+"""Fair queueing of a resource among tenants: the tenant that has used the least time is next.
 
 Without this, a tenant with many references that are slow to grade, or many texts that are slow to encode, would block
 everyone.
@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager, suppress
 from schemas.errors import UniscaleError
 
 
-class TooManyWait(UniscaleError):
+class QueueFull(UniscaleError):
     """Too much work of a tenant waits for its turn. Send less at once, or requests that take less time."""
 
 
-class Turns:
+class FairQueue:
     """Gives tenants turns, in order of the time they have used.
 
     Only tenants with waiting or running work are tracked. A new tenant starts with the least time that any has used.
@@ -33,30 +33,30 @@ class Turns:
         self._most = most
         self._clock = clock
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # a tenant that had a turn goes to the end
-        self._now: Counter[str] = Counter()  # running turns by tenant
-        self._had_s: dict[str, float] = {}
+        self._running: Counter[str] = Counter()  # running turns by tenant
+        self._used_s: dict[str, float] = {}
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
         """Wait for a turn, which lasts until the block ends.
 
         Raises:
-            TooManyWait: too many wait, and this tenant has the most of them.
+            QueueFull: too many wait, and this tenant has the most of them.
         """
         await self._wait(tenant)
         began_s = self._clock()
         try:
             yield
         finally:
-            self._had_s[tenant] += self._clock() - began_s
+            self._used_s[tenant] += self._clock() - began_s
             self._leave(tenant)
 
     async def _wait(self, tenant: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._had_s.setdefault(tenant, min(self._had_s.values(), default=0.0))
+        self._used_s.setdefault(tenant, min(self._used_s.values(), default=0.0))
         self._waiting.setdefault(tenant, deque()).append(turn)
-        self._next()
-        self._refuse()
+        self._grant()
+        self._shed()
         try:
             await turn
         except asyncio.CancelledError:
@@ -68,9 +68,9 @@ class Turns:
                 self._leave(tenant)  # the turn was granted just as the wait was cancelled
             raise
 
-    def _next(self) -> None:
+    def _grant(self) -> None:
         while self._free and self._waiting:
-            tenant = min(self._waiting, key=self._had_s.__getitem__)
+            tenant = min(self._waiting, key=self._used_s.__getitem__)
             queue = self._waiting.pop(tenant)
             turn = queue.popleft()
             if queue:
@@ -78,25 +78,25 @@ class Turns:
             if turn.done():  # cancelled
                 continue
             self._free -= 1
-            self._now[tenant] += 1
+            self._running[tenant] += 1
             turn.set_result(None)
 
     def _leave(self, tenant: str) -> None:
         self._free += 1
-        self._now -= Counter([tenant])
-        self._next()
+        self._running -= Counter([tenant])
+        self._grant()
         self._forget(tenant)
 
     def _forget(self, tenant: str) -> None:
         if not self._waiting.get(tenant):
             self._waiting.pop(tenant, None)
-            if not self._now[tenant]:
-                self._had_s.pop(tenant, None)
+            if not self._running[tenant]:
+                self._used_s.pop(tenant, None)
 
-    def _refuse(self) -> None:
+    def _shed(self) -> None:
         while sum(map(len, self._waiting.values())) > self._most:
             tenant = max(self._waiting, key=lambda each: len(self._waiting[each]))
             turn = self._waiting[tenant].pop()
             self._forget(tenant)
             if not turn.done():
-                turn.set_exception(TooManyWait(f"{self._most} wait, most of them of tenant {tenant!r}"))
+                turn.set_exception(QueueFull(f"{self._most} wait, most of them of tenant {tenant!r}"))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from streams.runtime.memory import run
-from streams.services.turns import TooManyWait, Turns
+from streams.services.fair_queue import FairQueue, QueueFull
 
 MOST = 512
 
@@ -15,16 +15,16 @@ class Graders:
 
     def __init__(self) -> None:
         self.time = asyncio.get_running_loop().time
-        self.turns = Turns(2, self.time, most=MOST)
+        self.queue = FairQueue(2, self.time, most=MOST)
         self.took: dict[str, list[float | None]] = {}
 
     async def grade(self, tenant: str, seconds: float) -> None:
         came_s, took = self.time(), self.took.setdefault(tenant, [])
         try:
-            async with self.turns.turn(tenant):
+            async with self.queue.turn(tenant):
                 await asyncio.sleep(seconds)
             took.append(self.time() - came_s)
-        except TooManyWait:
+        except QueueFull:
             took.append(None)
 
 
@@ -42,7 +42,7 @@ def test_tenant_waits_for_no_other_tenants_queue(seconds: float) -> None:
         assert len(quick) == 60
         assert max(quick) <= seconds + 0.05
         assert graders.took["hard"].count(None) > 500, "more than may wait"
-        assert not graders.turns._had_s, "nothing is remembered of who is not there"
+        assert not graders.queue._used_s, "nothing is remembered of who is not there"
 
     run(main())
 
@@ -87,7 +87,7 @@ def test_who_stops_waiting_or_grading_leaves_nothing_behind() -> None:
         tasks[3].cancel()
         tasks[1].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        turns = graders.turns
-        assert (turns._free, turns._waiting, turns._had_s, +turns._now) == (2, {}, {}, {})
+        queue = graders.queue
+        assert (queue._free, queue._waiting, queue._used_s, +queue._running) == (2, {}, {}, {})
 
     run(main())
