@@ -8,10 +8,10 @@ from schemas.answer import Answer
 from schemas.search import SearchStep
 from streams.gateway import answer_details, sse
 from streams.gateway.chat_api import response
+from streams.gateway.completion_response import CompletionResponse, answered
 from streams.gateway.endpoint import Call
 from streams.gateway.errors import ApiError
 from streams.gateway.request import ChatRequest, parse
-from streams.gateway.turn import Turn, answered
 from streams.gateway.upstream_message import raw_calls, raw_logprobs, refusal
 
 
@@ -21,7 +21,7 @@ async def chat(call: Call) -> Response:
     Raises:
         ApiError: before any part of the response is sent.
     """
-    return await answered(call, _parsed, _ChatTurn)
+    return await answered(call, _parsed, _ChatResponse)
 
 
 def _parsed(call: Call, body: bytes) -> ChatRequest:
@@ -35,7 +35,7 @@ def _deltas(answer: Answer) -> list[dict[str, Any]]:
     return [{**call, "index": at} for at, call in enumerate(raw_calls(answer))]
 
 
-class _ChatTurn(Turn):
+class _ChatResponse(CompletionResponse):
     """Completions, and streams of `chat.completion.chunk`."""
 
     def body(self, answer: Answer) -> dict[str, Any]:

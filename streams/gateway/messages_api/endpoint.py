@@ -8,6 +8,7 @@ from starlette.responses import Response
 from schemas.answer import Answer
 from schemas.query import Query
 from streams.gateway import answer_details
+from streams.gateway.completion_response import CompletionResponse, answered
 from streams.gateway.endpoint import Call, body_of, reply
 from streams.gateway.errors import ApiError, messages_error
 from streams.gateway.messages_api.request import parse
@@ -24,7 +25,6 @@ from streams.gateway.messages_api.response import (
     usage,
 )
 from streams.gateway.request import ChatRequest
-from streams.gateway.turn import Turn, answered
 from streams.gateway.upstream_message import calls, refusal
 
 BYTES_PER_TOKEN: Final = 4
@@ -40,7 +40,7 @@ async def create(call: Call) -> Response:
     Raises:
         ApiError: before any part of the response is sent.
     """
-    return await answered(call, _parsed, _MessagesTurn)
+    return await answered(call, _parsed, _MessagesResponse)
 
 
 def _parsed(call: Call, body: bytes, *, counts: bool = False) -> ChatRequest:
@@ -87,7 +87,7 @@ def estimate(query: Query) -> int:
     return math.ceil(size / BYTES_PER_TOKEN) + TOKENS_PER_MESSAGE * len(query.chat)
 
 
-class _MessagesTurn(Turn):
+class _MessagesResponse(CompletionResponse):
     """Messages, and streams of their events."""
 
     _begun = False

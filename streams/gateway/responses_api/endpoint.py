@@ -7,12 +7,12 @@ from starlette.responses import Response
 from schemas.answer import Answer
 from schemas.query import Message
 from streams.gateway import answer_details, sse
+from streams.gateway.completion_response import CompletionResponse, answered
 from streams.gateway.endpoint import Call, reply
 from streams.gateway.errors import ApiError, invalid, not_found, of_answer, unsupported
 from streams.gateway.request import ChatRequest, kept_of
 from streams.gateway.responses_api.request import parse
 from streams.gateway.responses_api.response import ID, Events, error, response
-from streams.gateway.turn import Turn, answered
 from streams.gateway.upstream_message import turn
 
 
@@ -22,7 +22,7 @@ async def create(call: Call) -> Response:
     Raises:
         ApiError: before any part of the response is sent.
     """
-    return await answered(call, _parsed, _ResponsesTurn)
+    return await answered(call, _parsed, _ResponsesResponse)
 
 
 def _parsed(call: Call, body: bytes) -> ChatRequest:
@@ -94,7 +94,7 @@ async def retrieve(call: Call) -> Response:
     return reply(response(query_id, known.created_ms // 1000, model, query, answer, **more))
 
 
-class _ResponsesTurn(Turn):
+class _ResponsesResponse(CompletionResponse):
     """Responses, and streams of their events."""
 
     def body(self, answer: Answer) -> dict[str, Any]:

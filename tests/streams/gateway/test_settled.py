@@ -8,7 +8,7 @@ from agents.serving.engine import Drafted
 from schemas.action import Action
 from schemas.forest import Finish, Limits
 from schemas.search import Scored
-from streams.gateway.turn import settled_text
+from streams.gateway.completion_response import settled_text
 
 
 @st.composite

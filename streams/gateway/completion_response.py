@@ -1,4 +1,4 @@
-"""One request and its search: what the gateway's protocols share, from a request's body to its response."""
+"""The response to a completion request, whole or as a stream, from its search's records: what the protocols share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -56,7 +56,7 @@ def settled_text(forest: Forest) -> str:
     return before_stop(text, forest.limits.stop)
 
 
-# The turn: one request whose query has been sent, and the response to it, whole or as a stream.
+# One request whose query has been sent, and the response to it, whole or as a stream.
 
 _BEAT_LOOKS: Final = 10
 """Number of polls without a record between two heartbeats of a stream: five seconds."""
@@ -65,13 +65,13 @@ Parse: TypeAlias = Callable[[Call, bytes], ChatRequest]
 """Reads a protocol's request from the body of a call. Raises ApiError 400 or 404."""
 
 
-async def answered(call: Call, parse: Parse, turn: "type[Turn]") -> Response:
+async def answered(call: Call, parse: Parse, response: "type[CompletionResponse]") -> Response:
     """Return the response to a request for a completion.
 
     Args:
         call: The request.
         parse: Reads its body.
-        turn: Class of the protocol's responses.
+        response: Class of the protocol's responses.
 
     Raises:
         ApiError: before any part of the response is sent.
@@ -95,7 +95,7 @@ async def answered(call: Call, parse: Parse, turn: "type[Turn]") -> Response:
             is_retry=_retries(call.request) > 0,
             traceparent=call.request.headers.get(TRACEPARENT),
         )
-        this = turn(call, asked, admitted, began_s)
+        this = response(call, asked, admitted, began_s)
         return await (this.stream(held) if asked.stream else this.whole())
 
 
@@ -110,8 +110,8 @@ def _named(asked: ChatRequest) -> Iterator[None]:
         raise error.renamed(asked.translated.names) from None
 
 
-class Turn(ABC):
-    """One request whose query has been sent. Each protocol defines its own responses and stream events.
+class CompletionResponse(ABC):
+    """The response to a request whose query has been sent. Each protocol defines its own body and stream events.
 
     Args:
         call: The request.
