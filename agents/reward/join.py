@@ -5,6 +5,7 @@ import dataclasses
 from msgspec.structs import replace
 
 from agents.catalogue.models import Architecture
+from agents.reward.feedback import apply_parked, on_feedback, send_to_dead_letters
 from agents.reward.join_row import (
     TOPICS,
     Deadline,
@@ -15,7 +16,6 @@ from agents.reward.join_row import (
     dues,
     encode_row,
 )
-from agents.reward.late_feedback import apply_parked, on_feedback, send_to_dead_letters
 from agents.reward.reward import reward_of, substitute
 from agents.reward.transition import (
     Arrival,
