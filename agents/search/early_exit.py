@@ -37,7 +37,7 @@ def potential(depth: int, path_score: float, limit: int) -> float:
     return (depth * path_score + (limit - depth) * BEST_STEP) / limit
 
 
-def exits(depth: int, path_score: float, limit: int, bar: float | None) -> float | None:
+def early_exit_bound(depth: int, path_score: float, limit: int, bar: float | None) -> float | None:
     """Return the best mean that a path that exits early could still have reached; None if the path continues.
 
     Args:
@@ -46,7 +46,7 @@ def exits(depth: int, path_score: float, limit: int, bar: float | None) -> float
         limit: H_max.
         bar: The score to beat; None if there is none yet.
 
-    >>> exits(2, 0.5, 4, 0.8), exits(2, 0.5, 4, 0.7)
+    >>> early_exit_bound(2, 0.5, 4, 0.8), early_exit_bound(2, 0.5, 4, 0.7)
     (0.75, None)
     """
     bound = potential(depth, path_score, limit)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from agents.search.pruning import Judgement, judge
+from agents.search.pruning import PrunedStep, prune_step
 from agents.serving.engine import Drafted
 from schemas.action import Action
 from schemas.errors import UniscaleError
@@ -15,7 +15,7 @@ from schemas.forest import Draft, Finish, Forest, Limits, Stop, completes, first
 from schemas.search import Scored
 
 # Path-aware search forest (UniScale §3.3): `ask` returns the drafts to make, `tell_drafts` and `tell_scores` add the
-# drafts and their scores, and `judge` decides which paths are kept and which are pruned.
+# drafts and their scores, and `prune_step` decides which paths are kept and which are pruned.
 #
 # These are pure functions on `schemas.forest.Forest`. A forest can be stored after any call and resumed elsewhere.
 # Adding a step a second time, even with different content, returns the forest unchanged. Ties between path scores go to
@@ -120,8 +120,8 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
     if bad := [v.score for v in scores if not 0.0 <= v.score <= 1.0]:
         raise SearchError(f"step {step} has a score of {bad[0]}; give a number from 0 to 1")
     values, completed = _path_scores(forest, pending, scores), _completed(forest)
-    verdict = judge(forest, values, completed)
-    needed = _needed(forest, verdict, values, completed) if forget else set(range(len(forest.drafts)))
+    pruned = prune_step(forest, values, completed)
+    needed = _needed(forest, pruned, values, completed) if forget else set(range(len(forest.drafts)))
     drafts = [
         msgspec.structs.replace(draft, text="") if draft.text and at not in needed else draft
         for at, draft in enumerate(forest.drafts[: pending[0]])
@@ -134,11 +134,11 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
                 score=verified.score,
                 verifier_tokens=verified.tokens,
                 shortened=verified.shortened,
-                fate=verdict.fates[at],
-                bound=verdict.bounds.get(at),
+                fate=pruned.fates[at],
+                bound=pruned.bounds.get(at),
             )
         )
-    return msgspec.structs.replace(forest, drafts=tuple(drafts), scored=step, best=verdict.best)
+    return msgspec.structs.replace(forest, drafts=tuple(drafts), scored=step, best=pruned.best)
 
 
 def stop(forest: Forest, why: Stop) -> Forest:
@@ -208,21 +208,21 @@ def _completed(forest: Forest) -> dict[int, float]:
 
 
 def _needed(
-    forest: Forest, verdict: Judgement, values: dict[int, float], completed: dict[int, float]
+    forest: Forest, pruned: PrunedStep, values: dict[int, float], completed: dict[int, float]
 ) -> set[int]:
     """Return the drafts whose texts are needed by a live path or a path that may become an answer."""
-    ends = [at for at in values if verdict.fates[at] == "kept"]
-    if verdict.best >= 0:
-        ends.append(verdict.best)
+    ends = [at for at in values if pruned.fates[at] == "kept"]
+    if pruned.best >= 0:
+        ends.append(pruned.best)
         if (wanted := forest.limits.answers) > 1:
             scores = completed | {
                 at: value
                 for at, value in values.items()
-                if completes(verdict.fates[at], forest.drafts[at].finish, forest.limits)
+                if completes(pruned.fates[at], forest.drafts[at].finish, forest.limits)
             }
-            ends += sorted(scores, key=lambda at: (at != verdict.best, -scores[at]))[:wanted]
+            ends += sorted(scores, key=lambda at: (at != pruned.best, -scores[at]))[:wanted]
     else:
-        cut = [at for at in values if verdict.fates[at] == "cut"]
+        cut = [at for at in values if pruned.fates[at] == "cut"]
         before = _best_unfinished(forest)
         known = {before: forest.path_score(before)} if before >= 0 else {}
         ends += (

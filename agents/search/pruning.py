@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.grading.grade import extract_boxed
-from agents.search.early_exit import exits, h_max, last_answer
+from agents.search.early_exit import early_exit_bound, h_max, last_answer
 from schemas.forest import Fate, Forest, completes
 
 # First, finished paths enter P_done and set V_max, D_best and H_max. Then unfinished paths at the limit are cut, the
@@ -14,15 +14,15 @@ from schemas.forest import Fate, Forest, completes
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """The result for a step's drafts: the fate of each draft, the bounds of pruned drafts, and the new best path."""
+class PrunedStep:
+    """The fate of each draft of a step, the bounds of drafts stopped by early exit, and the new best path."""
 
     fates: dict[int, Fate]
     bounds: dict[int, float]
     best: int
 
 
-def judge(forest: Forest, values: dict[int, float], completed: dict[int, float]) -> Judgement:
+def prune_step(forest: Forest, values: dict[int, float], completed: dict[int, float]) -> PrunedStep:
     """Decide the fate of each draft of a step.
 
     Args:
@@ -49,7 +49,7 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
             continue
         if j >= limit:
             fates[at] = "cut"
-        elif limits.early_exit and (bound := exits(j, values[at], limit, bar)) is not None:
+        elif limits.early_exit and (bound := early_exit_bound(j, values[at], limit, bar)) is not None:
             fates[at], bounds[at] = "early_exit", bound
         else:
             trees.setdefault(forest.drafts[at].tree, []).append(at)
@@ -60,7 +60,7 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
     if limits.cut_completes:
         cut = [at for at in pending if fates[at] == "cut" and forest.drafts[at].finish != "max_tokens"]
         best, _ = _best(known, cut, best)
-    return Judgement(fates, bounds, best)
+    return PrunedStep(fates, bounds, best)
 
 
 def ended(forest: Forest, at: int) -> Fate | None:
