@@ -82,7 +82,7 @@ NO_EFFECTS = {
         "_send_due": "the timer: what is overdue takes the ordered way as a Due record"
     },
     "streams/services/answer_chunks.py": {"_send": "text for gateways, which may be lost"},
-    "streams/services/executor.py": {"_beat": "a heartbeat", "_last_beat": "the last heartbeat"},
+    "streams/services/heartbeat.py": {"send_regularly": "a heartbeat", "send_last": "the last heartbeat"},
     "streams/services/learner_log.py": {
         "write": "the rows of a batch, the catalogue on offer; rows that two snapshots hold leave the log",
         "_write_snapshots": "a snapshot, or the prior of an empty log",

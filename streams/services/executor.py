@@ -4,10 +4,10 @@ Each call of the handler awaits the engine, and all calls share one continuous b
 many queries a worker has in flight.
 """
 
-import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from typing import Self
 
@@ -38,24 +38,25 @@ from agents.serving.retries import within
 from agents.serving.vllm_host import EngineHost
 from schemas.answer import Answer, Probe
 from schemas.attempt import AttemptFailed
-from schemas.control import Cancel, Heartbeat, ModelHealth
+from schemas.control import Cancel
 from schemas.decision import Decision
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.failure import QUESTIONABLE, attempt_id
 from schemas.record import decode, encode
 from schemas.search import SearchStep, Verification
-from streams.log.base import ConsumerRecord, Outgoing, Unavailable
+from streams.log.base import ConsumerRecord, Outgoing
 from streams.runtime.effects import Effects, Keyed
 from streams.runtime.errors import Death
 from streams.runtime.runtime import Runtime
 from streams.services.answer_chunks import AnswerChunks
+from streams.services.heartbeat import Heartbeats
 from streams.services.hosting import engines_of, unless_vllm_hangs, watch_vllm
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.executor")
 
 # An Answer is later than any step.
-_ENDED = 1 << 30
+_FINAL_STEP = 1 << 30
 
 CANCELS = 32_000
 """Cancel records to remember, and to read again at startup."""
@@ -86,6 +87,7 @@ class ExecutorService(Keyed[None]):
         self.retries = settings.queries.attempts > 1
         self.progress = Progress(most=max(10_000, 16 * settings.queries.max_in_flight))
         self.busy: set[str] = set()
+        self.heartbeats = Heartbeats(runtime, engines, self.busy)
         self.since_ms = runtime.clock.now_ms()
         self._cancelled: OrderedDict[str, str] = OrderedDict()
 
@@ -97,20 +99,21 @@ class ExecutorService(Keyed[None]):
             ServingError: none of the models can be loaded.
         """
         service = cls(runtime, engines_of(runtime.settings, runtime.control.base))
-        service.engines.probed = service._count_probe
-        runtime.closers.append(service._last_beat)
+        runtime.closers.append(service.heartbeats.send_last)
         runtime.closers.append(service.engines.close)
-        service.engines.want(service._models())
+        service.engines.want(service.heartbeats.models())
         await unless_vllm_hangs(service._host, service.engines.settled())
         await service.engines.probe()  # so that servers that are up are ready in the first heartbeat
-        begin = CANCELS // runtime.settings.kafka.group_partitions  # per partition
-        await runtime.log.tail([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
+        per_partition = CANCELS // runtime.settings.kafka.group_partitions
+        await runtime.log.tail(
+            [runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=per_partition
+        )
         if service.retries:
             await runtime.log.tail([runtime.topics.attempt_failed], service.on_failed, begin=FAILURES)
         service.since_ms = runtime.clock.now_ms()  # loading takes minutes
-        runtime.background("the heartbeat", service._beat)
+        runtime.background("the heartbeat", service.heartbeats.send_regularly)
         runtime.background("vLLM", lambda: watch_vllm(service._host))
-        runtime.background("the probes of endpoints", service._probe)
+        runtime.background("the probes of endpoints", service.heartbeats.probe_regularly)
         return service
 
     async def on(self, row: None, message: Decision | Verification, at: ConsumerRecord) -> Effects[None]:
@@ -137,44 +140,41 @@ class ExecutorService(Keyed[None]):
                 self.runtime.metrics.engine_faults.labels("executor").inc()
                 done = failed(done, error, done.engine)
             else:
-                return Effects(send=[out], then=partial(self._drafted, done))
+                return Effects(send=[out], then=partial(self._after_step_sent, done))
         if done.error == ran_out("deadline") and not done.trace and at.timestamp_ms < self.since_ms:
             # Another process may have continued the search. If one of its steps is in flight, that step ends the search
             # with the best path. If not, the aggregator ends it when the query expires.
             return Effects()
-        return Effects(send=[self._end(done, chunks)], then=partial(self._ended, done))
+        return Effects(send=[self._final_record(done, chunks)], then=partial(self._after_final_sent, done))
 
     async def _advance(
         self, next_: Job | Answer, at: ConsumerRecord, chunks: AnswerChunks
     ) -> SearchStep | Answer:
-        done = await self._go(next_, chunks) if isinstance(next_, Job) else next_
+        done = await self._run_step(next_, chunks) if isinstance(next_, Job) else next_
         if isinstance(done, SearchStep) and at.identity in self.runtime.interrupted:
             self._count_repeated(done)
         return done
 
-    def _end(self, answer: Answer, chunks: AnswerChunks) -> Outgoing:
+    def _final_record(self, answer: Answer, chunks: AnswerChunks) -> Outgoing:
         """Return the record that ends an attempt: its Answer, or an AttemptFailed, on which the decider may retry.
 
         Once a client may have read some of the attempt's text, no other attempt can answer.
         """
         if self.retries and answer.status == "failed" and answer.text is None and not chunks.began:
-            failed = encode(AttemptFailed(answer=answer))
-            return Outgoing(self.runtime.topics.attempt_failed, SHARD, failed)
+            return Outgoing(self.runtime.topics.attempt_failed, SHARD, encode(AttemptFailed(answer=answer)))
         return Outgoing.of(self.runtime.topics.answer, answer)
 
-    def _ended(self, answer: Answer) -> None:
-        self.progress.done(attempt_id(answer.query_id, answer.attempt), _ENDED)
+    def _after_final_sent(self, answer: Answer) -> None:
+        self.progress.done(attempt_id(answer.query_id, answer.attempt), _FINAL_STEP)
         if answer.fault == "model" and answer.action is not None:
             self.runtime.metrics.model_failures.labels(answer.action.model, answer.cause).inc()
             self.engines.suspect(answer.action.model)
 
     def _begin(self, decision: Decision, at: ConsumerRecord) -> Job | Answer:
-        model = self.runtime.control.models.get(decision.action.model)
-        if model is None:  # removed before this process read the catalogue
-            gone = UnknownEngineError(
-                f"{decision.action.model}: is no longer in the catalogue; send the query again"
-            )
-            return failed(decision, gone)
+        try:
+            model = self._model(decision.action.model)
+        except UnknownEngineError as error:  # removed before this process read the catalogue
+            return failed(decision, error)
         if (why := self._cancelled.get(decision.query_id)) is not None:
             return cancelled(decision, why)
         return begin(
@@ -191,22 +191,18 @@ class ExecutorService(Keyed[None]):
         verifier = verification.verifier.model or verification.verifier.name
         self.runtime.metrics.scored.labels(verifier).inc(len(verification.scores))
         self.runtime.metrics.shortened.labels(verifier).inc(sum(s.shortened for s in verification.scores))
-        cost_so_far = self.runtime.control.cost_model.forest_eflops
-        try:
-            job = resume(verification, now_ms=self.runtime.clock.now_ms(), cost_so_far=cost_so_far)
-        except UnpricedAnswer as error:  # removed, and unknown to this process
-            return failed(verification.search, error, verification.search.engine)
-        return self._unless_cancelled(job)
+        return self._continue(verification.search, partial(resume, verification))
 
     def _resume_unscored(self, step: SearchStep) -> Job | Answer:
+        return self._continue(step, partial(resume_unscored, step))
+
+    def _continue(self, step: SearchStep, resumed: Callable[..., Job | Answer]) -> Job | Answer:
+        """Return what follows a step, unless its query was cancelled or this process cannot compute its cost."""
         cost_so_far = self.runtime.control.cost_model.forest_eflops
         try:
-            job = resume_unscored(step, now_ms=self.runtime.clock.now_ms(), cost_so_far=cost_so_far)
-        except UnpricedAnswer as error:
+            job = resumed(now_ms=self.runtime.clock.now_ms(), cost_so_far=cost_so_far)
+        except UnpricedAnswer as error:  # its model was removed, and this process does not know it
             return failed(step, error, step.engine)
-        return self._unless_cancelled(job)
-
-    def _unless_cancelled(self, job: Job | Answer) -> Job | Answer:
         if isinstance(job, Job) and (why := self._cancelled.get(job.query_id)) is not None:
             return cancelled(job, why)
         return job
@@ -225,16 +221,16 @@ class ExecutorService(Keyed[None]):
     def on_failed(self, record: ConsumerRecord) -> None:
         """Remember an attempt that failed, whichever process ran it."""
         try:
-            failed = decode(record.value, AttemptFailed)
+            ended = decode(record.value, AttemptFailed)
         except UniscaleError as error:
             log.warning("%s: %s", record.coordinates, error)
             return
-        self.progress.done(attempt_id(failed.query_id, failed.attempt), _ENDED)
+        self.progress.done(attempt_id(ended.query_id, ended.attempt), _FINAL_STEP)
 
-    async def _go(self, job: Job, chunks: AnswerChunks) -> SearchStep | Answer:
+    async def _run_step(self, job: Job, chunks: AnswerChunks) -> SearchStep | Answer:
         self.busy.add(job.query_id)
         try:
-            return await self._draft(job, chunks.of(job))
+            return await self._generate(job, chunks.of(job))
         except DeadlinePassedError:  # the model was not loaded in time
             return overdue(job)
         except ServingError as error:
@@ -256,7 +252,7 @@ class ExecutorService(Keyed[None]):
             return await within(left_s, self.engines.verdict(job.action.model), job.query_id)
         return None
 
-    def _drafted(self, step: SearchStep) -> None:
+    def _after_step_sent(self, step: SearchStep) -> None:
         self.progress.done(attempt_id(step.query_id, step.attempt), step.step)
         self._count(step)
 
@@ -273,65 +269,16 @@ class ExecutorService(Keyed[None]):
         counter.labels(model, "input").inc(forest.prompt_tokens if billed is None else billed.input)
         counter.labels(model, "output").inc(output)
 
-    async def _draft(self, job: Job, on_text: OnText | None) -> SearchStep | Answer:
-        model = self.runtime.control.models.get(job.action.model)
-        if model is None:
-            raise UnknownEngineError(
-                f"{job.action.model}: is no longer in the catalogue; send the query again"
-            )
+    async def _generate(self, job: Job, on_text: OnText | None) -> SearchStep | Answer:
+        model = self._model(job.action.model)
         what = f"{job.query_id}/{job.step}"
         engine = await within(time_left_s(job, self.runtime.clock.now_ms()), self.engines.get(model), what)
         return await draft(job, engine=engine, clock_ms=self.runtime.clock.now_ms, on_text=on_text)
 
-    def _models(self) -> list[Model]:
-        return [m for m in self.runtime.control.catalogue.models if m.group == self.runtime.group]
+    def _model(self, name: str) -> Model:
+        if (model := self.runtime.control.models.get(name)) is None:
+            raise UnknownEngineError(f"{name}: is no longer in the catalogue; send the query again")
+        return model
 
     def _host(self) -> EngineHost | None:
         return self.engines.host
-
-    async def _beat(self) -> None:
-        runtime = self.runtime
-        while True:
-            here = self._models()
-            self.engines.want(here)
-            known = {each.model: each for each in self.engines.health()}
-            health = tuple(known[model.name] for model in here)
-            for each in health:
-                runtime.metrics.suspended.labels(each.model).set(each.state == "suspended")
-            try:
-                await runtime.send(self._heartbeat(health))
-            except Unavailable as error:
-                log.warning("no heartbeat: %s", error)
-            await runtime.sleep(runtime.settings.executor.heartbeat_s)
-
-    def _count_probe(self, model: str, passed: bool) -> None:
-        self.runtime.metrics.probes.labels(model, "passed" if passed else "failed").inc()
-
-    async def _probe(self) -> None:
-        """Probe suspended endpoints, separately from the heartbeat, because one that hangs must not silence its group.
-
-        Models whose queries failed get the operator's probe question.
-        """
-        while True:
-            await self.engines.probe()
-            await self.runtime.sleep(self.runtime.settings.executor.heartbeat_s)
-
-    async def _last_beat(self) -> None:
-        """Send the last heartbeat, so that the decider masks this group's models at once."""
-        # An unavailable broker must not delay the stop: without this heartbeat, the models are masked three intervals
-        # later.
-        with contextlib.suppress(Unavailable, TimeoutError):
-            await asyncio.wait_for(self.runtime.send(self._heartbeat(stopping=True)), 1.0)
-
-    def _heartbeat(self, health: tuple[ModelHealth, ...] = (), *, stopping: bool = False) -> Outgoing:
-        runtime = self.runtime
-        beat = Heartbeat(
-            group=runtime.group,
-            instance=runtime.instance,
-            models=tuple(each.model for each in health if each.state == "ready"),
-            every_s=runtime.settings.executor.heartbeat_s,
-            in_flight=len(self.busy),
-            health=health,
-            stopping=stopping,
-        )
-        return Outgoing(runtime.topics.heartbeat, beat.key.encode(), encode(beat))
