@@ -319,9 +319,7 @@ def used_up(answer: Answer, rules: SearchRules) -> bool:
     Time spent waiting does not count against the model, nor does a timeout shorter than the deployment's.
     """
     had_s = rules.search_share * rules.timeout_s
-    return (answer.text, answer.error) == (None, ran_out("deadline")) and (
-        answer.spent.generate_s >= NEARLY * had_s
-    )
+    return ran_out_of_time(answer) and answer.text is None and answer.spent.generate_s >= NEARLY * had_s
 
 
 def cancelled(source: Decision | Job, why: str) -> Answer:
@@ -353,6 +351,11 @@ def _without_search(decision: Decision, status: Status, why: str) -> Answer:
 def ran_out(stopped: Stop | Literal["usd"]) -> str:
     """Return a sentence about the budget that stopped a search."""
     return f"the budget of {stopped} ran out"
+
+
+def ran_out_of_time(answer: Answer) -> bool:
+    """Return whether an Answer of the executor says that its search was stopped by its deadline."""
+    return answer.error == ran_out("deadline")
 
 
 def _completion(forest: Forest, at: int) -> Completion:

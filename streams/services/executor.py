@@ -26,7 +26,7 @@ from agents.search.search import (
     failed,
     overdue,
     passed_whole,
-    ran_out,
+    ran_out_of_time,
     resume,
     resume_unscored,
     time_left_s,
@@ -141,7 +141,7 @@ class ExecutorService(Keyed[None]):
                 done = failed(done, error, done.engine)
             else:
                 return Effects(send=[out], then=partial(self._after_step_sent, done))
-        if done.error == ran_out("deadline") and not done.trace and at.timestamp_ms < self.since_ms:
+        if ran_out_of_time(done) and not done.trace and at.timestamp_ms < self.since_ms:
             # Another process may have continued the search. If one of its steps is in flight, that step ends the search
             # with the best path. If not, the aggregator ends it when the query expires.
             return Effects()
