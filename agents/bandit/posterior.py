@@ -143,7 +143,7 @@ class Gram:
             self.factorise()
             return
         for start in range(0, len(x), BATCH):
-            self._enter(x[start : start + BATCH], targets[start : start + BATCH], sign)
+            self._rank_k_update(x[start : start + BATCH], targets[start : start + BATCH], sign)
 
     def adjust(self, x: Matrix, column: int, amounts: Vector) -> None:
         """Add amounts·x to one column of B. A does not change, because it already contains these rows."""
@@ -248,7 +248,7 @@ class Gram:
         self._h[: self._k] = self._ga[: self._k] @ self.actions.T
         self._hh = self._sign[: self._k] @ self._h[: self._k] ** 2
 
-    def _enter(self, x: Matrix, targets: Matrix, sign: float) -> None:
+    def _rank_k_update(self, x: Matrix, targets: Matrix, sign: float) -> None:
         u = self.solve(x)
         gain = sign * (x @ u.T)  # 1 + gain is the Sherman-Morrison denominator
         if not self._healthy(np.diagonal(gain), sign):
@@ -375,12 +375,12 @@ class Ridge:
             x: Features of the row, shape (D,).
             targets: Targets of the row, shape (columns,).
         """
-        self.a = _plus(self.a, 1.0, x)
+        self.a = _rank_one_update(self.a, 1.0, x)
         self.b += np.outer(x, targets)
         u = self.solve(x)
         gain = 1.0 + float(x @ u)
         self.theta += np.outer(u, (targets - x @ self.theta) / gain)
-        self.half = _plus(self.half, -1.0 / gain, u)
+        self.half = _rank_one_update(self.half, -1.0 / gain, u)
         self.rows += 1
         if self.rows % REFRESH == 0:
             self.factorise()
@@ -395,7 +395,7 @@ class Ridge:
     def loosen(self, column: int, variance: float) -> None:
         """Add to the variance of one coefficient: A⁻¹ + v·eeᵀ, with Θ unchanged."""
         own = np.concatenate([self.a[column, :column], self.a[column:, column]])
-        self.a = _plus(self.a, -variance / (1.0 + variance * float(own[column])), own)
+        self.a = _rank_one_update(self.a, -variance / (1.0 + variance * float(own[column])), own)
         self.half[column, column] += variance
         self.b = _times(self.a, self.theta)
 
@@ -430,7 +430,7 @@ class Ridge:
         self.rows = rows
 
 
-def _plus(lower: Matrix, factor: float, x: Vector) -> Matrix:
+def _rank_one_update(lower: Matrix, factor: float, x: Vector) -> Matrix:
     """Add factor·x xᵀ to a lower triangle in place."""
     return np.asarray(blas.dsyr(factor, x, a=lower.T, overwrite_a=1).T)
 

@@ -32,7 +32,7 @@ from streams.client.outcomes import outcome_of, read_outcomes
 from streams.control_follower import catalogue_of
 from streams.log.base import ConsumerRecord
 from streams.log.blocking import BlockingLog, latest, read_all, require_topics
-from streams.runtime.kafka_transactions import commit, require_stopped, rewrite
+from streams.runtime.kafka_transactions import advance_offsets, require_stopped, rewrite
 from streams.services.decider import policy_of, prior_of
 from streams.settings import Settings
 from streams.topics import Topics
@@ -277,7 +277,7 @@ def reset(settings: Settings, yes: bool) -> None:
         read[log.topics.context] = max(read[log.topics.context], row.context_origin.offset)
         read[log.topics.reward] = max(read[log.topics.reward], row.reward_offset)
         read[log.topics.attempt_failed] = max(read[log.topics.attempt_failed], row.failure_offset)
-    commit(settings, log.group, {topic: last + 1 for topic, last in read.items() if last >= 0})
+    advance_offsets(settings, log.group, {topic: last + 1 for topic, last in read.items() if last >= 0})
     every = latest(settings, [log.changelog])  # including rows before the recovery's start offset
     rewrite(
         settings,

@@ -305,7 +305,7 @@ def _parts(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
         yield part
 
 
-def commit(settings: Settings, group: str, offsets: Mapping[str, int]) -> None:
+def advance_offsets(settings: Settings, group: str, offsets: Mapping[str, int]) -> None:
     """Move the committed offsets of a stopped group forward, for topics with one partition.
 
     Raises:

@@ -405,7 +405,7 @@ def test_reset_notes_the_last_decision_before_it_deletes(monkeypatch: pytest.Mon
 
     written: list[tuple[str, list[tuple[bytes, bytes | None]]]] = []
     monkeypatch.setattr(learner, "require_stopped", lambda *_: None)
-    monkeypatch.setattr(learner, "commit", lambda *_: None)
+    monkeypatch.setattr(learner, "advance_offsets", lambda *_: None)
     monkeypatch.setattr(learner, "rewrite", lambda settings, log, writes: written.extend(writes))
     monkeypatch.setattr(learner, "require_topics", lambda *_: None)
     monkeypatch.setattr(learner, "read_all", read_all)
