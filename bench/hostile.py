@@ -427,12 +427,12 @@ class _Trial:
                     await asyncio.sleep(1.0)  # the key has reached its bytes per minute
                 body = plain
         if "feedback_wait_s" in body.get("uniscale", {}):
-            who = self.gateway.gate.credential(self.keys[SIXTH])
+            who = self.gateway.keys.credential(self.keys[SIXTH])
             await self.gateway.access.feedback(query_id, at % 4 == 1, "", "person", who)
 
     async def _ask(self, tenant: str, at: int, body: Mapping[str, Any]) -> str:
         raw = orjson.dumps(body)
-        who = self.gateway.gate.credential(self.keys[tenant])
+        who = self.gateway.keys.credential(self.keys[tenant])
         admitted = await self.gateway.submission.submit(
             parse(raw), who, digest=digest(raw), idempotency_key=f"{tenant}-{at}", is_retry=False
         )

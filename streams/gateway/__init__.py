@@ -1,7 +1,7 @@
 """The gateway: an OpenAI-compatible HTTP API in front of the topics. It sends queries and follows their progress.
 
 app            all routes as one ASGI application, the probes, and the address to listen on
-endpoint       checks on every request: host, key and body; `auth` has API keys and their limits
+endpoint       checks on every request: host, key and body; `auth` has API keys, and `quotas` what each may use
 completion_response  from a request to its search and its response, whole or as a stream: what all protocols share
 chat_api       `POST /v1/chat/completions`, whole or as a stream; `responses_api` and `messages_api` for other protocols
 routes         all other routes, and the page (`static/`)

@@ -7,9 +7,10 @@ from schemas.errors import RecordError
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, GradeSource
-from streams.gateway.auth import Credential, Gate
+from streams.gateway.auth import Credential
 from streams.gateway.errors import ApiError, not_found
 from streams.gateway.index import Index, IndexedQuery
+from streams.gateway.quotas import KeyLimits
 from streams.gateway.searches import Sends
 from streams.gateway.submission import time_of
 from streams.log.base import Outgoing, key_of
@@ -28,13 +29,13 @@ class QueryAccess:
     Args:
         runtime: Access to the topics.
         index: Recent queries.
-        gate: API keys and limits.
+        limits: The limits of API keys.
     """
 
-    def __init__(self, runtime: Runtime, index: Index, gate: Gate) -> None:
+    def __init__(self, runtime: Runtime, index: Index, limits: KeyLimits) -> None:
         self._runtime = runtime
         self._index = index
-        self._gate = gate
+        self._limits = limits
         self._looking_up = asyncio.Semaphore(_LOOKUPS)
         self._sends = Sends()
 
@@ -82,7 +83,7 @@ class QueryAccess:
     async def _has_asked(self, query_id: str, asked_ms: int, who: Credential) -> bool:
         """Return whether the topic has a query with this id that this caller may see."""
         topic, span = self._runtime.topics.query, (max(0, asked_ms - _CLOCKS_MS), asked_ms + _CLOCKS_MS)
-        async with self._gate.lookup(who), self._looking_up:
+        async with self._limits.lookup(who), self._looking_up:
             record = await self._runtime.log.find(topic, key_of(query_id), *span)
         try:
             return record is not None and who.may_see(decode(record.value, Query).tenant)

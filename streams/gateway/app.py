@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from schemas.errors import UniscaleError
-from streams.gateway.auth import Gate, check_host, is_local
+from streams.gateway.auth import ApiKeys, check_host, is_local
 from streams.gateway.chat_api.endpoint import chat
 from streams.gateway.endpoint import Call, RouteGuard, cross_origin, reply
 from streams.gateway.errors import ApiError, refusal
@@ -39,7 +39,7 @@ class Routes:
 
     def __init__(self, gateway: GatewayService, hosts: frozenset[str]) -> None:
         self.gateway = gateway
-        page = Page(gateway.gate, hosts)
+        page = Page(gateway.keys, hosts)
         self.guard = RouteGuard(gateway, hosts, page.key_of)
         self._listed: list[BaseRoute] = [
             *(
@@ -159,18 +159,18 @@ class AddressTaken(UniscaleError):
     """The gateway cannot listen on its address. Choose another port."""
 
 
-def check_address(gate: Gate, host: str, hosts: frozenset[str] = frozenset()) -> None:
+def check_address(keys: ApiKeys, host: str, hosts: frozenset[str] = frozenset()) -> None:
     """Refuse to be reachable from other machines while no key exists, because every request would be allowed.
 
     Args:
-        gate: The API keys.
+        keys: The API keys.
         host: Address the gateway listens on.
         hosts: Host names that requests may be addressed to; any of these implies a proxy in front of this machine.
 
     Raises:
         OpenGateway: the gateway would be reachable; the message says how to add a key.
     """
-    if gate.has_keys:
+    if keys.has_keys:
         return
     foreign = sorted(hosts - LOCAL_HOSTS)
     if not is_local(host):
@@ -192,7 +192,7 @@ async def serve(service: GatewayService, host: str, port: int, hosts: frozenset[
         OpenGateway: see `check_address`.
         AddressTaken: see `listen`.
     """
-    check_address(service.gate, host, hosts)
+    check_address(service.keys, host, hosts)
     bound = listen(host, port)
     server = server_of(service.runtime, Routes(service, LOCAL_HOSTS | hosts).app())
 

@@ -84,9 +84,9 @@ async def answered(call: Call, parse: Parse, response: "type[CompletionResponse]
         asked = msgspec.structs.replace(asked, session_id=call.request.headers.get("x-session-id"))
     with ExitStack() as held, _named(asked):
         asked = call.gateway.submission.honoured(asked, call.who)
-        held.enter_context(await call.gateway.gate.completion(call.who, call.is_gone))
+        held.enter_context(await call.gateway.limits.completion(call.who, call.is_gone))
         if asked.stream:
-            held.enter_context(call.gateway.gate.stream(call.who))
+            held.enter_context(call.gateway.limits.stream(call.who))
         admitted = await call.gateway.submission.submit(
             asked,
             call.who,

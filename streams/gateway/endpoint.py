@@ -45,7 +45,7 @@ class Call(Struct, frozen=True):
 
     async def is_gone(self) -> bool:
         """Return whether no one can read a response any more: the client has disconnected, or its key was revoked."""
-        return not self.gateway.gate.knows(self.who) or await self.request.is_disconnected()
+        return not self.gateway.keys.knows(self.who) or await self.request.is_disconnected()
 
 
 Handle: TypeAlias = Callable[[Call], Awaitable[Response]]
@@ -83,11 +83,11 @@ class RouteGuard:
             try:
                 check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
                 headers |= cross_origin(request)
-                who = self._gateway.gate.credential(_key(request) or self._session_key(request))
+                who = self._gateway.keys.credential(_key(request) or self._session_key(request))
                 request.scope[TENANT] = who.tenant or ""
                 if request.method in ("GET", "HEAD"):
-                    self._gateway.gate.read(who, self._gateway.runtime.clock.now_ms())
-                with self._gateway.gate.request(who):
+                    self._gateway.limits.read(who, self._gateway.runtime.clock.now_ms())
+                with self._gateway.limits.request(who):
                     response = await handle(Call(self._gateway, request, who, request_id))
             except Exception as error:
                 response = response_to(error, request, request_id)

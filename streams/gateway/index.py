@@ -17,7 +17,8 @@ from schemas.prices import rate_in_words
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.gateway.auth import Tenants, Usage
+from streams.gateway.auth import Tenants
+from streams.gateway.quotas import Usage
 from streams.gateway.request import BASELINE_OF, kept_of
 from streams.recent_ids import RecentIds
 from streams.timeline import Timeline

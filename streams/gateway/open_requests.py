@@ -15,7 +15,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.reward import Reward
 from schemas.search import SearchStep
-from streams.gateway.auth import Gone
+from streams.gateway.quotas import Gone
 
 QueryRecord: TypeAlias = Decision | SearchStep | AnswerChunk | Answer | Reward | DeadLetter
 

@@ -31,7 +31,7 @@ from schemas.spent import Spent
 from streams.control_follower import Control
 from streams.gateway import answer_details, sse, statistics
 from streams.gateway.answer_details import picked
-from streams.gateway.auth import Gate, Tenants, check_host
+from streams.gateway.auth import ApiKeys, Tenants, check_host
 from streams.gateway.endpoint import Call, EventStream, Listing, body_of, int_param, object_of, reply
 from streams.gateway.errors import ApiError, ClientGone, invalid, no_model, not_found, of_json, refusal
 from streams.gateway.index import MARGIN_S, IndexedQuery, Listed
@@ -350,12 +350,12 @@ class Page:
     sends no headers. Sessions are kept in memory (the latest hundred per key), so users log in again after a restart.
 
     Args:
-        gate: The API keys.
+        keys: The API keys.
         hosts: Host names that requests may be addressed to.
     """
 
-    def __init__(self, gate: Gate, hosts: frozenset[str]) -> None:
-        self.gate = gate
+    def __init__(self, keys: ApiKeys, hosts: frozenset[str]) -> None:
+        self.keys = keys
         self.hosts = hosts
         # By token: the credential's key and the API key itself; each key's oldest first.
         self._sessions: dict[str, tuple[str, str]] = {}
@@ -395,7 +395,7 @@ class Page:
             ended = reply({"logged_in": False})
             ended.delete_cookie(COOKIE)
             return ended
-        said = reply({"needed": self.gate.has_keys, "logged_in": self.key_of(request) is not None})
+        said = reply({"needed": self.keys.has_keys, "logged_in": self.key_of(request) is not None})
         said.headers["cache-control"] = "no-store"
         return said
 
@@ -403,10 +403,10 @@ class Page:
         key = (await object_of(request, "key", most=_MOST_BODY)).get("key")
         if not isinstance(key, str):
             raise ApiError(400, 'give an API key: {"key": …}', param="key")
-        who = self.gate.credential(key)  # raises for an invalid key
+        who = self.keys.credential(key)  # raises for an invalid key
         # Drop sessions of keys that are no longer valid.
         self._sessions = {
-            token: session for token, session in self._sessions.items() if self.gate.has_key(session[0])
+            token: session for token, session in self._sessions.items() if self.keys.has_key(session[0])
         }
         # The limit is per key.
         same = [token for token, (whose, _) in self._sessions.items() if whose == who.key]
@@ -455,7 +455,7 @@ _BEAT_LOOKS: Final = 30
 async def feedback(call: Call) -> Response:
     """POST /v1/feedback: {id, value: true | false | 0..1, comment?, graded_by?}."""
     call.who.require("feedback")
-    call.gateway.gate.feedback(call.who, call.gateway.runtime.clock.now_ms())
+    call.gateway.limits.feedback(call.who, call.gateway.runtime.clock.now_ms())
     given = await object_of(call.request, "id", "value", "comment", "graded_by")
     query_id, value, comment = given.get("id"), given.get("value"), given.get("comment", "")
     if not isinstance(query_id, str):
@@ -491,7 +491,7 @@ async def events(call: Call) -> Response:
     ) / 1000 - MARGIN_S  # relative to the query's own timeout
     admitted = Admitted(known.query_id, known.created_ms // 1000, left_s)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(gateway.gate.stream(call.who))
+        stack.enter_context(gateway.limits.stream(call.who))
         queue = stack.enter_context(gateway.searches.requests.on(known.query_id)).queue
         return EventStream(_events(call, admitted, queue), stack.pop_all())
 

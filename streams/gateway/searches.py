@@ -16,10 +16,10 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Reward
-from streams.gateway.auth import Gone
 from streams.gateway.errors import NO_RETRY, ApiError, ClientGone
 from streams.gateway.index import MARGIN_S, Index
 from streams.gateway.open_requests import Body, OpenRequests, QueryRecord, Queue, arriving
+from streams.gateway.quotas import Gone
 from streams.gateway.request import kept_of
 from streams.log.base import Outgoing, Unavailable, key_of
 from streams.runtime.runtime import Runtime

@@ -17,8 +17,9 @@ from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
 from streams.gateway import answer_details
 from streams.gateway.access import QueryAccess
-from streams.gateway.auth import SPENT_MS, Gate
+from streams.gateway.auth import ApiKeys
 from streams.gateway.index import Index, Marks
+from streams.gateway.quotas import SPENT_MS, KeyLimits
 from streams.gateway.searches import Searches
 from streams.gateway.submission import QuerySubmitter
 from streams.log.base import ConsumerRecord, Since
@@ -34,7 +35,7 @@ class GatewayService:
         services: Services whose consumer groups are shown.
 
     Attributes:
-        gate: API keys and limits.
+        keys: The API keys; `limits` are what each may use.
         index: Recent queries.
         marks: Changes on the page's time axis.
         searches: The searches that its clients wait for.
@@ -48,12 +49,15 @@ class GatewayService:
         self.services = services
         self.recent = recent
         settings = runtime.settings
-        self.gate = Gate(settings.queries.max_in_flight, settings.gateway.streams, settings.gateway.reads)
+        self.keys = ApiKeys()
+        self.limits = KeyLimits(
+            settings.queries.max_in_flight, settings.gateway.streams, settings.gateway.reads
+        )
         self.index = Index(recent, timeout_s=settings.queries.timeout_s, group_by=settings.gateway.group_by)
         self.marks = Marks(runtime.control.base.model_names)
         self.searches = Searches(runtime, self.index)
-        self.submission = QuerySubmitter(runtime, self.index, self.gate, self.searches)
-        self.access = QueryAccess(runtime, self.index, self.gate)
+        self.submission = QuerySubmitter(runtime, self.index, self.keys, self.limits, self.searches)
+        self.access = QueryAccess(runtime, self.index, self.limits)
         self.started = runtime.clock.now_ms() // 1000
 
     async def follow(self) -> None:
@@ -78,7 +82,7 @@ class GatewayService:
             (topics.dead_letter, DeadLetter, self._on_dead_letter),
         )
         # With much traffic, a day of Rewards takes minutes to read: skip it if no key has a quota.
-        counts = self.gate.has_quotas or not self.gate.has_keys
+        counts = self.keys.has_quotas or not self.keys.has_keys
         spent = Since(self.runtime.clock.now_ms() - SPENT_MS, least=self.recent) if counts else self.recent
         for topic, kind, take in followed:
             begin = spent if topic == topics.reward else self.recent
@@ -93,7 +97,7 @@ class GatewayService:
                 return
             entry = decode_control(record.value)
             if isinstance(entry, KeyEntry):
-                self.gate.change(entry)
+                self.keys.change(entry)
             self.marks.note(entry, record.timestamp_ms)
 
     def _on_decision(self, decision: Decision, raw: ConsumerRecord) -> None:

@@ -15,9 +15,10 @@ from agents.decider.preview import PREVIEW, Preview
 from schemas.chat import FIELDS, WHOLE, nobody_has
 from schemas.query import Query
 from schemas.record import encode
-from streams.gateway.auth import Credential, Gate, Used
+from streams.gateway.auth import ApiKeys, Credential
 from streams.gateway.errors import NO_RETRY, ApiError, invalid, own_name, unsupported
 from streams.gateway.index import Index
+from streams.gateway.quotas import KeyLimits, Used
 from streams.gateway.request import BASELINE_OF, STRICT, ChatRequest, asked, to_query
 from streams.gateway.searches import Admitted, Searches, other_body
 from streams.runtime.runtime import Runtime
@@ -64,14 +65,18 @@ class QuerySubmitter:
     Args:
         runtime: Access to the topics.
         index: Recent queries.
-        gate: API keys and limits.
+        keys: The API keys.
+        limits: Their limits.
         searches: Sends the queries.
     """
 
-    def __init__(self, runtime: Runtime, index: Index, gate: Gate, searches: Searches) -> None:
+    def __init__(
+        self, runtime: Runtime, index: Index, keys: ApiKeys, limits: KeyLimits, searches: Searches
+    ) -> None:
         self._runtime = runtime
         self._index = index
-        self._gate = gate
+        self._keys = keys
+        self._limits = limits
         self._searches = searches
         self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
         previews = runtime.settings.previews
@@ -133,13 +138,13 @@ class QuerySubmitter:
         if traceparent is not None and parsed(traceparent):
             kept[TRACEPARENT] = traceparent
         query = self._query(request, who, query_id, kept)
-        if not self._gate.teaches(who, query):
+        if not self._keys.teaches(who, query):
             # The query is answered and graded, but must not influence other clients' answers.
             query = msgspec.structs.replace(query, learn=False)
         if BASELINE_OF in query.metadata:
             who.require("admin")  # it joins the control group that the policy is compared with
-        self._gate.admit(who, query, self._used(who, now_ms), self._runtime.control.catalogue.unit)
-        self._gate.aim(who, query, now_ms)
+        self._limits.admit(who, query, self._used(who, now_ms), self._runtime.control.catalogue.unit)
+        self._limits.aim(who, query, now_ms)
         by_body = body if idempotency_key is None else None
         admitted = Admitted(query_id, now_ms // 1000, timeout_s, digest, by_body)
         await self._searches.send(query, admitted, now_ms)
@@ -153,7 +158,7 @@ class QuerySubmitter:
             RecordError: the query does not fit into a record.
         """
         query, now_ms = self._query(request, who, PREVIEW, {"key": who.key}), self._runtime.clock.now_ms()
-        self._gate.preview(who, len(encode(query)), self._used(who, now_ms), now_ms)
+        self._limits.preview(who, len(encode(query)), self._used(who, now_ms), now_ms)
         return query
 
     def _query(self, request: ChatRequest, who: Credential, query_id: str, kept: dict[str, str]) -> Query:
@@ -166,7 +171,7 @@ class QuerySubmitter:
         models = control.catalogue.model_names
         wanted = asked(request.model, models, control.objectives.named, self.configurations())
         query = to_query(request, wanted, query_id=query_id, tenant=who.tenant, kept=kept)
-        query = self._gate.permitted(who, request.model, query, models)
+        query = self._keys.permitted(who, request.model, query, models)
         if unknown := set(query.allowed_models or ()) - set(models):
             why = f"uniscale.allowed_models holds {min(unknown)!r}; choose from {', '.join(models)}"
             raise invalid("uniscale.allowed_models", why, "invalid_value")
@@ -249,7 +254,7 @@ class QuerySubmitter:
         """Return a key's remaining requests per minute, as headers."""
         if who.entry is None or who.entry.per_minute is None:
             return {}
-        return self._gate.headers(who, self._used(who, self._runtime.clock.now_ms()))
+        return self._limits.headers(who, self._used(who, self._runtime.clock.now_ms()))
 
     # Previews of decisions, from the read-only endpoints of deciders. Of several deciders, only the one that owns the
     # learner can answer.
@@ -262,7 +267,7 @@ class QuerySubmitter:
             RecordError: the query does not fit into a record.
         """
         query = self.question(request, who)
-        self._gate.aim(who, query, self._runtime.clock.now_ms())
+        self._limits.aim(who, query, self._runtime.clock.now_ms())
         body = encode(query)
         if not self._deciders:
             raise _no_decider(

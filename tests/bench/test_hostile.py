@@ -7,7 +7,7 @@ import pytest
 
 from bench import hostile
 from bench.hostile import ALONE, BUSY, UNTAUGHT, Observed, lived, markdown, measure, report
-from streams.gateway.auth import TARGETS
+from streams.gateway.quotas import TARGETS
 
 
 def made(setting: str, seed: int = 1, **figures: float) -> Observed:

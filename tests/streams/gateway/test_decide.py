@@ -16,7 +16,7 @@ from schemas.control import CatalogueEntry, PriceFactorEntry
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
-from streams.gateway.auth import TARGETS
+from streams.gateway.quotas import TARGETS
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import decider

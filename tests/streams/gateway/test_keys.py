@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 from schemas.control import KeyEntry
 from schemas.query import Query
 from schemas.reward import Feedback
-from streams.gateway import auth, routes, statistics
-from streams.gateway.auth import Gate
+from streams.gateway import quotas, routes, statistics
+from streams.gateway.auth import ApiKeys
 from tests.support.gateway_deployment import ASK, PLAIN, WITHOUT_EXECUTOR, Deploy, GatewayDeployment, refused
 
 
@@ -117,21 +117,21 @@ def test_sessions_of_one_key_end_none_of_another_s(deploy: Deploy, monkeypatch: 
 
 
 def test_sessions_of_revoked_keys_go_at_the_next_login() -> None:
-    gate = Gate()
-    page = routes.Page(gate, frozenset({"testserver"}))
+    keys = ApiKeys()
+    page = routes.Page(keys, frozenset({"testserver"}))
     client = TestClient(Starlette(routes=page.routes()))
 
     def login(name: str, **more: Any) -> None:
         secret = name.encode()
         entry = KeyEntry(name=name, op="add", sha256=hashlib.sha256(secret).hexdigest(), tenant=name, **more)
-        gate.change(entry)
+        keys.change(entry)
         assert client.post("/session", json={"key": name}).is_success
 
     assert client.post("/session", json={"key": "before there was one"}).is_success
     for name in ("shop", "bank"):
         login(name)
     assert sorted(key for _, key in page._sessions.values()) == ["bank", "shop"]
-    gate.change(KeyEntry(name="shop", op="revoke"))
+    keys.change(KeyEntry(name="shop", op="revoke"))
     login("bank", scopes=("read",))
     assert [key for _, key in page._sessions.values()] == ["bank", "bank"], "a key's other scopes end none"
 
@@ -197,7 +197,7 @@ def test_keys_without_tenant_do_not_share_idempotency_keys(deploy: Deploy) -> No
 def test_requests_whose_bodies_do_not_come_are_counted(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auth, "OTHERS", 1)
+    monkeypatch.setattr(quotas, "OTHERS", 1)
     guarded = deploy(("gateway",))
     shop, bank = guarded.key("shop", in_flight=1), guarded.key("bank")
     head = f"POST /v1/feedback HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {shop}\r\ncontent-length: 9\r\n\r\n"

@@ -15,9 +15,10 @@ from schemas.objective import Weights
 from schemas.query import Budget, Query
 from schemas.record import encode
 from schemas.reward import Charge, Cost, Reward
-from streams.gateway.auth import LOOKUPS, MINUTE_BYTES, TARGETS, Credential, Gate, Used, check_host, is_local
+from streams.gateway.auth import ApiKeys, Credential, check_host, is_local
 from streams.gateway.errors import ApiError
 from streams.gateway.index import Index
+from streams.gateway.quotas import LOOKUPS, MINUTE_BYTES, TARGETS, KeyLimits, Used
 from tests.support.records import OBJECTIVE
 
 MODELS = ("mini-1", "mini-2")
@@ -33,9 +34,9 @@ def query(**fields: object) -> Query:
     return Query(query_id="q", text="?", **fields)  # type: ignore[arg-type]
 
 
-def refused(gate: Gate, who: Credential, **used: Any) -> ApiError:
+def refused(limits: KeyLimits, who: Credential, **used: Any) -> ApiError:
     with pytest.raises(ApiError) as found:
-        gate.admit(who, query(), Used(**used))
+        limits.admit(who, query(), Used(**used))
     return found.value
 
 
@@ -46,67 +47,67 @@ def status(call: Callable[[], object]) -> int:
     return found.value.status
 
 
-def shop(gate: Gate, **limits: Any) -> Credential:
-    """Add a key to a gate and return its credential."""
-    gate.change(key("shop", "one", **limits))
-    return gate.credential("one")
+def shop(keys: ApiKeys, **fields: Any) -> Credential:
+    """Add a key and return its credential."""
+    keys.change(key("shop", "one", **fields))
+    return keys.credential("one")
 
 
 def test_without_keys_anybody_is_let_in() -> None:
-    gate = Gate()
-    assert gate.credential(None).tenant is None
-    assert gate.credential("whatever").tenant is None
+    keys = ApiKeys()
+    assert keys.credential(None).tenant is None
+    assert keys.credential("whatever").tenant is None
 
 
 def test_a_key_is_known_until_it_is_revoked_or_replaced() -> None:
-    gate = Gate()
-    gate.change(key("shop", "one"))
-    assert gate.credential("one").tenant == "shop"
+    keys = ApiKeys()
+    keys.change(key("shop", "one"))
+    assert keys.credential("one").tenant == "shop"
     for wrong in (None, "", "two", "One"):
-        assert status(lambda wrong=wrong: gate.credential(wrong)) == 401  # type: ignore[misc]
-    gate.change(key("shop", "two"))
-    assert gate.credential("two").tenant == "shop"
-    assert status(lambda: gate.credential("one")) == 401
-    gate.change(key("other", "three"))
-    gate.change(KeyEntry(name="shop", op="revoke"))
-    assert status(lambda: gate.credential("two")) == 401
-    gate.change(KeyEntry(name="other", op="revoke"))
-    assert status(lambda: gate.credential("three")) == 401, "revoking the last key opens nothing"
+        assert status(lambda wrong=wrong: keys.credential(wrong)) == 401  # type: ignore[misc]
+    keys.change(key("shop", "two"))
+    assert keys.credential("two").tenant == "shop"
+    assert status(lambda: keys.credential("one")) == 401
+    keys.change(key("other", "three"))
+    keys.change(KeyEntry(name="shop", op="revoke"))
+    assert status(lambda: keys.credential("two")) == 401
+    keys.change(KeyEntry(name="other", op="revoke"))
+    assert status(lambda: keys.credential("three")) == 401, "revoking the last key opens nothing"
 
 
 def test_limits() -> None:
-    gate = Gate()
-    who = shop(gate, per_minute=2, eflops_per_day=100.0, in_flight=3)
-    gate.admit(who, query(), Used(minute=1, in_flight=2, spent=99.0))
-    spent = refused(gate, who, spent=100.0)
+    keys, limits = ApiKeys(), KeyLimits()
+    who = shop(keys, per_minute=2, eflops_per_day=100.0, in_flight=3)
+    limits.admit(who, query(), Used(minute=1, in_flight=2, spent=99.0))
+    spent = refused(limits, who, spent=100.0)
     assert (spent.status, spent.code, spent.headers["x-should-retry"]) == (429, "insufficient_quota", "false")
     full: list[dict[str, Any]] = [
         {"spent": 60.0, "reserved": 40.0},
         {"spent": 60.0, "reserved": 20.0, "mean": 21.0},
     ]
     for used in full:
-        assert refused(gate, who, **used).code == "insufficient_quota"
+        assert refused(limits, who, **used).code == "insufficient_quota"
     small = query(budget=Budget(eflops=20.0))
-    gate.admit(who, small, Used(spent=60.0, reserved=20.0, mean=21.0))
-    limited = refused(gate, who, minute=2, reset_s=7)
+    limits.admit(who, small, Used(spent=60.0, reserved=20.0, mean=21.0))
+    limited = refused(limits, who, minute=2, reset_s=7)
     assert (limited.status, limited.code) == (429, "rate_limit_exceeded")
     assert {name: limited.headers[name] for name in ("retry-after", "x-ratelimit-remaining-requests")} == {
         "retry-after": "7", "x-ratelimit-remaining-requests": "0",
     }  # fmt: skip
-    assert refused(gate, who, in_flight=3).status == 429
-    assert gate.headers(who, Used(minute=1, reset_s=9)) == {
+    assert refused(limits, who, in_flight=3).status == 429
+    assert limits.headers(who, Used(minute=1, reset_s=9)) == {
         "x-ratelimit-limit-requests": "2", "x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "9s",
     }  # fmt: skip
 
 
 def test_models_and_objectives_of_a_key_have_no_way_around() -> None:
-    gate = Gate()
-    who = shop(gate, allowed_models=("auto", "mini-1"), allowed_objectives=("frugal",))
+    keys = ApiKeys()
+    who = shop(keys, allowed_models=("auto", "mini-1"), allowed_objectives=("frugal",))
     for model, asked in (
         ("auto", query()), ("auto", query(objective="frugal")), ("auto", query(allowed_models=("mini-1",))),
         ("mini-1", query(allowed_models=("mini-1",))),
     ):  # fmt: skip
-        assert gate.permitted(who, model, asked, MODELS).allowed_models == ("mini-1",)
+        assert keys.permitted(who, model, asked, MODELS).allowed_models == ("mini-1",)
     for model, asked, code, param in (
         ("mini-2", query(allowed_models=("mini-2",)), 404, "model"),
         ("auto", query(objective="rich"), 404, "objective"),
@@ -116,7 +117,7 @@ def test_models_and_objectives_of_a_key_have_no_way_around() -> None:
         ("auto", query(accuracy=1.0), 403, "uniscale.accuracy"),
     ):
         with pytest.raises(ApiError) as found:
-            gate.permitted(who, model, asked, MODELS)
+            keys.permitted(who, model, asked, MODELS)
         assert (found.value.status, found.value.param) == (code, param)
 
 
@@ -133,20 +134,20 @@ def test_models_and_objectives_of_a_key_have_no_way_around() -> None:
 def test_auto_runs_the_models_that_a_key_names(
     allowed: tuple[str, ...] | None, own: tuple[str, ...] | None
 ) -> None:
-    gate = Gate()
-    who = shop(gate, allowed_models=allowed)
-    assert gate.permitted(who, "auto", query(), MODELS).allowed_models == own
+    keys = ApiKeys()
+    who = shop(keys, allowed_models=allowed)
+    assert keys.permitted(who, "auto", query(), MODELS).allowed_models == own
     if own is not None:
-        assert gate.permitted(who, "auto", query(allowed_models=own), MODELS).allowed_models == own
+        assert keys.permitted(who, "auto", query(allowed_models=own), MODELS).allowed_models == own
     pinned = query(pin_action="mini-2/1/1/1")
     if allowed is None or "mini-2/1/1/1" in allowed:
-        assert gate.permitted(who, "mini-2/1/1/1", pinned, MODELS) == pinned
+        assert keys.permitted(who, "mini-2/1/1/1", pinned, MODELS) == pinned
 
 
 def test_auto_without_any_allowed_model_is_not_found() -> None:
-    gate = Gate()
-    who = shop(gate, allowed_models=("auto", "gone"))
-    assert status(lambda: gate.permitted(who, "auto", query(), MODELS)) == 404
+    keys = ApiKeys()
+    who = shop(keys, allowed_models=("auto", "gone"))
+    assert status(lambda: keys.permitted(who, "auto", query(), MODELS)) == 404
 
 
 def sent(query_id: str, key: str = "k") -> Query:
@@ -258,21 +259,21 @@ def test_answer_is_charged_after_its_query_left_the_index() -> None:
 
 
 def test_a_credential_is_good_until_its_key_changes() -> None:
-    gate = Gate()
-    before = gate.credential(None)
-    assert gate.knows(before)
-    gate.change(key("shop", "one", scopes=("ask",)))
-    asks = gate.credential("one")
-    assert (gate.knows(before), gate.knows(asks)) == (False, True)
-    gate.change(key("shop", "one", scopes=("read",)))
-    assert not gate.knows(asks)
+    keys = ApiKeys()
+    before = keys.credential(None)
+    assert keys.knows(before)
+    keys.change(key("shop", "one", scopes=("ask",)))
+    asks = keys.credential("one")
+    assert (keys.knows(before), keys.knows(asks)) == (False, True)
+    keys.change(key("shop", "one", scopes=("read",)))
+    assert not keys.knows(asks)
 
 
 def test_scopes_and_tenants() -> None:
-    gate = Gate()
-    gate.change(key("shop", "one", scopes=("ask",)))
-    gate.change(key("boss", "two", scopes=("admin",)))
-    asks, boss = gate.credential("one"), gate.credential("two")
+    keys = ApiKeys()
+    keys.change(key("shop", "one", scopes=("ask",)))
+    keys.change(key("boss", "two", scopes=("admin",)))
+    asks, boss = keys.credential("one"), keys.credential("two")
     asks.require("ask")
     assert status(lambda: asks.require("admin")) == 403
     assert [asks.may_see(tenant) for tenant in ("shop", "boss", None)] == [True, False, False]
@@ -299,36 +300,36 @@ def test_local_addresses() -> None:
 
 
 def test_default_in_flight_limit_of_a_key_is_the_deployments() -> None:
-    gate = Gate(in_flight=5)
-    who = shop(gate)
-    gate.admit(who, query(), Used(in_flight=4))
-    assert refused(gate, who, in_flight=5).status == 429
+    keys, limits = ApiKeys(), KeyLimits(in_flight=5)
+    who = shop(keys)
+    limits.admit(who, query(), Used(in_flight=4))
+    assert refused(limits, who, in_flight=5).status == 429
 
 
 async def test_completion_of_a_gone_client_makes_room_at_once() -> None:
     """Its retry may come sooner."""
-    gate = Gate()
-    who = shop(gate, in_flight=1)
+    keys, limits = ApiKeys(), KeyLimits()
+    who = shop(keys, in_flight=1)
     left = False
 
     async def gone() -> bool:
         return left
 
-    with await gate.completion(who, gone):
+    with await limits.completion(who, gone):
         with pytest.raises(ApiError) as found:
-            await gate.completion(who, gone)
+            await limits.completion(who, gone)
         assert (found.value.status, found.value.headers["retry-after"]) == (429, "1")
         left = True
-        with await gate.completion(who, gone):
+        with await limits.completion(who, gone):
             pass
-    assert not gate._completions
+    assert not limits._completions
 
 
 def test_a_key_may_not_send_more_bytes_a_minute() -> None:
-    gate = Gate()
-    who = shop(gate)
-    gate.admit(who, query(), Used(bytes=MINUTE_BYTES - 1))
-    error = refused(gate, who, bytes=MINUTE_BYTES, reset_s=7)
+    keys, limits = ApiKeys(), KeyLimits()
+    who = shop(keys)
+    limits.admit(who, query(), Used(bytes=MINUTE_BYTES - 1))
+    error = refused(limits, who, bytes=MINUTE_BYTES, reset_s=7)
     assert (error.status, error.headers["retry-after"]) == (429, "7")
 
 
@@ -367,35 +368,35 @@ def reward(query_id: str, *, price: float | None, charge: float) -> Reward:
 
 
 def test_a_key_may_state_a_few_targets_of_its_own_a_minute() -> None:
-    gate = Gate()
-    who = shop(gate)
-    gate.change(key("other", "two"))
+    keys, limits = ApiKeys(), KeyLimits()
+    who = shop(keys)
+    keys.change(key("other", "two"))
     for at in range(TARGETS):
-        gate.aim(who, query(mean_cost=1e9 + at), 1000 * at)
+        limits.aim(who, query(mean_cost=1e9 + at), 1000 * at)
     with pytest.raises(ApiError) as found:
-        gate.aim(who, query(accuracy=0.9), 10_000)
+        limits.aim(who, query(accuracy=0.9), 10_000)
     assert (found.value.status, found.value.headers["retry-after"]) == (429, "51")
-    gate.aim(who, query(mean_cost=1e9), 10_000)  # a known one is no other
+    limits.aim(who, query(mean_cost=1e9), 10_000)  # a known one is no other
     for plain in (query(), query(objective="careful")):
-        gate.aim(who, plain, 10_000)
-    gate.aim(gate.credential("two"), query(accuracy=0.9), 10_000)
-    gate.aim(Credential(), query(accuracy=0.9), 10_000)
-    gate.aim(who, query(accuracy=0.9), 61_001)
+        limits.aim(who, plain, 10_000)
+    limits.aim(keys.credential("two"), query(accuracy=0.9), 10_000)
+    limits.aim(Credential(), query(accuracy=0.9), 10_000)
+    limits.aim(who, query(accuracy=0.9), 61_001)
 
 
 async def test_lookups_are_limited_per_key() -> None:
-    gate = Gate()
-    who = shop(gate)
-    gate.change(key("other", "two"))
+    keys, limits = ApiKeys(), KeyLimits()
+    who = shop(keys)
+    keys.change(key("other", "two"))
     let_go, began = asyncio.Event(), []
 
     async def look(one: Credential) -> None:
-        async with gate.lookup(one):
+        async with limits.lookup(one):
             began.append(one.name)
             await let_go.wait()
 
     looking = [asyncio.create_task(look(who)) for _ in range(LOOKUPS)]
-    looking.append(asyncio.create_task(look(gate.credential("two"))))
+    looking.append(asyncio.create_task(look(keys.credential("two"))))
     await asyncio.sleep(0)
     assert began == ["shop", "other"]
     with pytest.raises(ApiError) as found:
@@ -408,52 +409,52 @@ async def test_lookups_are_limited_per_key() -> None:
 
 
 def test_a_key_may_read_so_often_a_minute() -> None:
-    gate = Gate(reads=2)
-    who = shop(gate)
-    gate.change(key("other", "two"))
+    keys, limits = ApiKeys(), KeyLimits(reads=2)
+    who = shop(keys)
+    keys.change(key("other", "two"))
     for at_ms in (0, 20_000):
-        gate.read(who, at_ms)
+        limits.read(who, at_ms)
     with pytest.raises(ApiError) as found:
-        gate.read(who, 50_000)
+        limits.read(who, 50_000)
     assert (found.value.status, found.value.headers["retry-after"]) == (429, "11")
-    gate.read(gate.credential("two"), 50_000)
-    gate.read(who, 60_000)
-    assert status(lambda: gate.read(who, 79_999)) == 429
+    limits.read(keys.credential("two"), 50_000)
+    limits.read(who, 60_000)
+    assert status(lambda: limits.read(who, 79_999)) == 429
     for _ in range(3):
-        gate.read(Credential(), 0)
+        limits.read(Credential(), 0)
 
 
 def test_feedback_has_the_limit_of_requests_or_else_of_reads() -> None:
-    gate = Gate(reads=1)
-    gate.change(key("other", "two"))
-    who, other = shop(gate, per_minute=2), gate.credential("two")
-    gate.read(who, 0)
+    keys, limits = ApiKeys(), KeyLimits(reads=1)
+    keys.change(key("other", "two"))
+    who, other = shop(keys, per_minute=2), keys.credential("two")
+    limits.read(who, 0)
     for at_ms in (0, 1000):
-        gate.feedback(who, at_ms)
+        limits.feedback(who, at_ms)
     with pytest.raises(ApiError) as found:
-        gate.feedback(who, 2000)
+        limits.feedback(who, 2000)
     assert (found.value.status, found.value.headers["retry-after"]) == (429, "59")
-    gate.feedback(other, 2000)
-    assert status(lambda: gate.feedback(other, 2000)) == 429
-    gate.feedback(who, 60_000)
+    limits.feedback(other, 2000)
+    assert status(lambda: limits.feedback(other, 2000)) == 429
+    limits.feedback(who, 60_000)
     for _ in range(3):
-        gate.feedback(Credential(), 0)
+        limits.feedback(Credential(), 0)
 
 
 def test_previews_count_against_the_requests_a_minute() -> None:
-    gate = Gate()
-    who = shop(gate, per_minute=3)
+    keys, limits = ApiKeys(), KeyLimits()
+    who = shop(keys, per_minute=3)
     for at in range(2):
-        gate.preview(who, 1, Used(minute=1), 1000 * at)
-    assert status(lambda: gate.preview(who, 1, Used(minute=1), 2000)) == 429
-    gate.preview(who, 1, Used(minute=1), 60_500)
-    gate.preview(Credential(), 1, Used(), 0)
+        limits.preview(who, 1, Used(minute=1), 1000 * at)
+    assert status(lambda: limits.preview(who, 1, Used(minute=1), 2000)) == 429
+    limits.preview(who, 1, Used(minute=1), 60_500)
+    limits.preview(Credential(), 1, Used(), 0)
 
 
 def test_previews_count_against_the_bytes_a_minute() -> None:
-    gate = Gate()
-    who = shop(gate)
-    gate.preview(who, MINUTE_BYTES // 2, Used(bytes=MINUTE_BYTES // 2 - 1), 0)
-    gate.preview(who, 1, Used(bytes=MINUTE_BYTES // 2 - 1), 1)
-    assert status(lambda: gate.preview(who, 1, Used(bytes=MINUTE_BYTES // 2 - 1), 2)) == 429
-    gate.preview(who, 1, Used(), 60_001)
+    keys, limits = ApiKeys(), KeyLimits()
+    who = shop(keys)
+    limits.preview(who, MINUTE_BYTES // 2, Used(bytes=MINUTE_BYTES // 2 - 1), 0)
+    limits.preview(who, 1, Used(bytes=MINUTE_BYTES // 2 - 1), 1)
+    assert status(lambda: limits.preview(who, 1, Used(bytes=MINUTE_BYTES // 2 - 1), 2)) == 429
+    limits.preview(who, 1, Used(), 60_001)
