@@ -1,11 +1,11 @@
 """What a search costs, whether finished or in progress: in USD if its model has token prices, otherwise in eFLOPs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agents.catalogue.models import Architecture, Catalogue
-from agents.catalogue.search_cost import INTENSITY, search_cost
+from agents.catalogue.search_cost import INTENSITY, DraftNumbers, search_cost
 from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.forest import Forest
@@ -83,7 +83,8 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
     """Return the cost of an Answer's search at the price in force when it began; None if nothing was run or billed.
 
     In USD, it is the price of the tokens as counted by the upstream or, failing that, by the engine; verification is
-    free. In eFLOPs, it is the cost of App. D.3 times the price factor.
+    free. In eFLOPs, it is the cost of App. D.3 times the price factor. Without a trace, because the upstream billed a
+    reply that could not be used, the billed tokens are priced as one sample.
 
     Args:
         answer: The Answer with its trace.
@@ -93,24 +94,27 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
     Raises:
         UnpricedAnswer: The model or the verifier is unknown.
     """
-    if answer.action is None or not (answer.trace or answer.billed):
+    lost = None if answer.billed == Billed() else answer.billed  # Billed() only in a forged Answer
+    if answer.action is None or not (answer.trace or lost):
         return None
     if answer.limits is not None and (prices := answer.limits.prices) is not None:
         billed = answer.billed or Billed(input=answer.prompt_tokens, output=answer.generated_tokens)
         usd = prices.usd(billed)  # 0 only if the Answer is forged: every prompt has a token
         return Cost(cost=usd, unit="usd", billed=billed, prices=prices) if usd else None
-    if not answer.trace:
-        return None
     model = generator or cost_model.generators.get(answer.action.model)
     if model is None:
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
+    prompt_tokens: int = answer.prompt_tokens
+    trace: Sequence[DraftNumbers] = answer.trace
+    if not trace and lost is not None:
+        prompt_tokens, trace = max(lost.input, 1), [_Lost(-1, lost.output)]
     scorer = cost_model.scorer(answer.action.model, answer.verifier)
-    if scorer is None and all(draft.score is None for draft in answer.trace):
+    if scorer is None and all(draft.score is None for draft in trace):
         scorer = model  # a placeholder: with no draft scored, it adds no cost
     if scorer is None:
         served = answer.verifier.model or answer.verifier.name if answer.verifier else cost_model.verifier
         raise UnpricedAnswer(answer.query_id, "verifier", served)
-    cost = search_cost(answer.prompt_tokens, answer.trace, model, scorer, cost_model.intensity)
+    cost = search_cost(prompt_tokens, trace, model, scorer, cost_model.intensity)
     factor = answer.limits.price_factor if answer.limits is not None else 1.0
     return Cost(
         cost=factor * cost.eflops,
@@ -125,7 +129,10 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
 
 
 class _Lost(NamedTuple):
-    """A draft of the step that the deadline cut off, taken to have reached its maximum length and not been scored."""
+    """A draft that was paid for, not scored, and lost.
+
+    Either the deadline cut it off, and it is taken to have reached its maximum length, or it could not be used.
+    """
 
     parent: int
     tokens: int

@@ -136,6 +136,15 @@ def test_an_answer_that_billed_no_token_has_no_price() -> None:
     assert cost_of(answer(limits=limits, billed=Billed()), COST_MODEL) is None
 
 
+def test_what_a_failed_request_billed_costs_as_one_sample() -> None:
+    nothing = {"trace": (), "path": (), "text": None, "score": None, "status": "failed", "error": "filtered"}
+    sample = Draft(parent=-1, depth=1, tokens=7, finish="eos")
+    cost = cost_of(answer(**nothing, billed=Billed(input=10, output=7)), COST_MODEL)
+    assert cost is not None
+    assert cost.cost == search_cost(10, [sample], GENERATOR, VERIFIER).eflops
+    assert cost_of(answer(**nothing, billed=Billed()), COST_MODEL) is None
+
+
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(UnpricedAnswer, match="'other' is not in the catalogue"):
         cost_of(answer(action=Action(model="other", qp=1, cp=1, bs=1)), COST_MODEL)
