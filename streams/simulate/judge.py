@@ -339,6 +339,7 @@ _EXPLAINED: Final = {
     "answers_differ": ("engine lies", "engine wrong", "attempt fails", "verifier lies", "reset"),
     "decisions_differ": ("reset",),
     "row_of_another_decision": ("reset",),
+    "reward_of_another_decision": ("reset",),
     "rewards_differ": ("suspend",),
     "reward_of_another_answer": ("suspend",),
     "reward_kinds": ("suspend",),
