@@ -121,10 +121,10 @@ PASSED = "=========== 412 passed, 3 skipped, 9 deselected in 301.22s (0:05:01) =
             marks=pytest.mark.seconds,
         ),
         pytest.param(
-            "= 9 passed, 61 skipped in 1.00s =",
+            "= 9 passed, 76 skipped in 1.00s =",
             PASSED,
             1,
-            "421 passed, 0 failed, 64 skipped",
+            "421 passed, 0 failed, 79 skipped",
             marks=pytest.mark.seconds,
         ),
     ],
