@@ -15,7 +15,6 @@ or more of the bandwidth of a copy. A figure whose repetitions spread by more th
 """
 
 import math
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import combinations
@@ -28,6 +27,7 @@ from agents.catalogue import Architecture, search_cost
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.search_cost import INTENSITY, decode_step
 from bench import gpu_timing
+from bench.commit import commit_of
 from bench.gpu_timing import QWEN3
 
 ROOT: Final = Path(__file__).parents[1]
@@ -78,9 +78,6 @@ def run(plan: GPUPlan, say: Callable[[str], None]) -> dict[str, Any]:
     Raises:
         NoGPU: There is no CUDA device with room for a model, or no torch or transformers to use it.
     """
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
     found: dict[str, Any] = {}
     for name in plan.models:
         try:
@@ -96,7 +93,7 @@ def run(plan: GPUPlan, say: Callable[[str], None]) -> dict[str, Any]:
     if not found:
         raise gpu_timing.NoGPU(f"none of {', '.join(plan.models)} fits in the GPU's memory")
     date = datetime.now(UTC).date().isoformat()
-    return {"date": date, "commit": described.stdout.strip() or "unknown", **found}
+    return {"date": date, "commit": commit_of(ROOT), **found}
 
 
 def compare(found: Mapping[str, Any], intensity: float = INTENSITY) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 import orjson
 
+from bench.commit import commit_of
 from bench.streams import BenchFailed, StreamPlan, run_once
 from streams.local.broker import LocalBroker, kafka_home
 from streams.settings import Settings
@@ -182,11 +183,8 @@ def versions(checkout: Path) -> dict[str, str]:
         "aiohttp",
     )
     installed = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=checkout, capture_output=True, text=True, check=False
-    )
     return {
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit_of(checkout),
         "python": sys.version.split()[0],
         **{name: installed[name] for name in names if name in installed},
     }

@@ -6,7 +6,6 @@ is spared the proxy, not the nodes' bounces. The decider and the aggregator have
 
 import contextlib
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -19,6 +18,7 @@ import msgspec
 from kafka.errors import KafkaError
 from msgspec import Struct
 
+from bench.commit import commit_of
 from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.query import Query
@@ -158,7 +158,9 @@ def run(fault: str, seed: int, nodes: Nodes, proxy: Proxy, kept: Path) -> Run:
         kept: Where the logs of a run go that failed, or in which a process ended.
     """
     rng = Random(f"{fault} {seed}")
-    done = Run(fault=fault, seed=seed, commit=_commit(), date=time.strftime("%Y-%m-%d"))
+    done = Run(
+        fault=fault, seed=seed, commit=commit_of(Path(__file__).parent), date=time.strftime("%Y-%m-%d")
+    )
     with tempfile.TemporaryDirectory(prefix="uniscale-bounces-") as folder:
         deployment = _deployed(Path(folder), nodes)
         strikes: list[str] = []
@@ -208,14 +210,6 @@ def _deployed(folder: Path, nodes: Nodes) -> Deployment:
         for service in ("decider", "aggregator")
     }
     return Deployment(settings, folder / "services.log", commands=second, bootstrap=nodes.bootstrap)
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return found.stdout.strip() or "unknown"
 
 
 def _judge(deployment: Deployment, ids: set[str]) -> None:
