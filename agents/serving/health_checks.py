@@ -8,8 +8,8 @@ parameters of an ordinary search. A model that fails this probe three times in a
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
@@ -19,6 +19,8 @@ from agents.serving.errors import EngineBusyError, ServingError
 from schemas.answer import Probe
 from schemas.chat import Capability, ChatOptions
 from schemas.query import Message
+
+T = TypeVar("T")
 
 FRESH_S = 60.0
 """Seconds for which the result of a probe is valid."""
@@ -78,16 +80,27 @@ async def first_token(engine: Engine, sampling: Sampling, rules: ProbeRules) -> 
     An overloaded server passes. The token need not be text, because a model may begin by reasoning.
     """
     prefix = Prefix(messages=(Message(role="user", content=rules.question),), max_tokens=1)
+    reply = engine.generate("first token", [prefix], 1, [0], sampling)
+    return (await _replied(reply, rules, f"{engine.model}: no answer to its first question"))[1]
+
+
+async def _replied(reply: Awaitable[T], rules: ProbeRules, late: str) -> tuple[T | None, str]:
+    """Return what a server replied, or None and what was wrong; an overloaded server has neither.
+
+    Args:
+        reply: The request.
+        rules: The deployment's settings.
+        late: What to say of a reply that does not come in time.
+    """
     try:
         async with asyncio.timeout(rules.timeout_s):
-            await engine.generate("first token", [prefix], 1, [0], sampling)
+            return await reply, ""
     except TimeoutError:
-        return f"{engine.model}: no answer to its first question in {rules.timeout_s:g} s"
+        return None, f"{late} in {rules.timeout_s:g} s"
     except EngineBusyError as error:
-        return "" if error.overloaded else str(error)
+        return None, "" if error.overloaded else str(error)
     except ServingError as error:
-        return str(error)
-    return ""
+        return None, str(error)
 
 
 # A white PNG of 56 by 56 pixels; vision models refuse images smaller than one patch.
@@ -116,15 +129,11 @@ async def tried(engine: Engine, sampling: Sampling, rules: ProbeRules, capabilit
         parts = {"type": "text", "text": rules.question}, {"type": "image_url", "image_url": {"url": _IMAGE}}
     message = Message(role="user", content=rules.question, parts=parts)
     prefix = Prefix(messages=(message,), max_tokens=64, options=_TRIALS.get(capability), whole=True)
-    try:
-        async with asyncio.timeout(rules.timeout_s):
-            [draft] = await engine.generate(f"capability {capability}", [prefix], 1, [0], sampling)
-    except TimeoutError:
-        return f"no reply in {rules.timeout_s:g} s"
-    except EngineBusyError as error:
-        return "" if error.overloaded else str(error)
-    except ServingError as error:
-        return str(error)
+    reply = engine.generate(f"capability {capability}", [prefix], 1, [0], sampling)
+    drafts, wrong = await _replied(reply, rules, "no reply")
+    if drafts is None:
+        return wrong
+    [draft] = drafts
     missing = capability == "logprobs" and (draft.upstream is None or not draft.upstream.logprobs)
     return "the reply has no logprobs" if missing else ""
 
@@ -132,16 +141,8 @@ async def tried(engine: Engine, sampling: Sampling, rules: ProbeRules, capabilit
 async def streamed(engine: StreamingEngine, sampling: Sampling, rules: ProbeRules) -> str:
     """Request a stream from a server, and return what is wrong with the stream; empty if nothing is."""
     prefix = Prefix(messages=(Message(role="user", content=rules.question),), max_tokens=1)
-    try:
-        async with asyncio.timeout(rules.timeout_s):
-            await engine.stream("stream", prefix, 0, sampling, lambda text: None)
-    except TimeoutError:
-        return f"no end of the stream in {rules.timeout_s:g} s"
-    except EngineBusyError as error:
-        return "" if error.overloaded else str(error)
-    except ServingError as error:
-        return str(error)
-    return ""
+    reply = engine.stream("stream", prefix, 0, sampling, lambda text: None)
+    return (await _replied(reply, rules, "no end of the stream"))[1]
 
 
 class Prober:
