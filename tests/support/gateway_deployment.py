@@ -4,19 +4,23 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import yaml
 
 from schemas.control import KeyEntry
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
 from streams.cli.keys import make_key
+from streams.local.broker import free_port
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics
+from tests.support.recorded import recorded_in_memory, recorded_paths
 
 R = TypeVar("R", bound=Record)
 
@@ -153,3 +157,32 @@ def refused(answer: httpx.Response, status: int, param: str | None = None) -> di
     assert "Traceback" not in answer.text
     assert error["param"] == param or (param is not None and str(error["param"]).startswith(param)), error
     return error
+
+
+def before_chat_server(
+    folder: Path, url: str, names: Sequence[str], capabilities: Sequence[str], **fields: Any
+) -> GatewayDeployment:
+    """Return a deployment whose models are all served by one chat completions server, at prices in USD.
+
+    Args:
+        folder: Where its catalogue lies.
+        url: The server's address, without /v1.
+        names: Names of the models, each `hosted` to the server.
+        capabilities: What each of them can do.
+        fields: Settings.
+    """
+    entries = [
+        {
+            "name": name, "verifier": "none", "group": "mini", "price": {"input": 2.0, "output": 8.0},
+            "endpoint": {"kind": "chat", "url": f"{url}/v1", "model": "hosted", "max_output_tokens": 64},
+            "capabilities": list(capabilities),
+        }
+        for name in names
+    ]  # fmt: skip
+    settings = recorded_in_memory(
+        folder, recorded_paths(1), recorded="", policy="contextual", prior="none", heartbeat_s=0.1,
+        gateway_port=free_port(), decider_port=free_port(), **fields,
+    )  # fmt: skip
+    content = {"name": "hosted", "verifier": "none", "models": entries}
+    (folder / "catalogue.yaml").write_text(yaml.safe_dump(content))
+    return GatewayDeployment(settings, DEPLOYED)

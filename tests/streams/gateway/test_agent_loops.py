@@ -7,13 +7,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import yaml
 from pydantic import BaseModel
 
-from streams.local.broker import free_port
-from streams.services import SERVICES
-from tests.support.gateway_deployment import GatewayDeployment
-from tests.support.recorded import recorded_in_memory, recorded_paths
+from tests.support.gateway_deployment import GatewayDeployment, before_chat_server
 from tests.support.upstream import Body, Upstream
 
 ADDS = {
@@ -24,10 +20,6 @@ ADDS = {
 CHAT_TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADDS}}
 PIXEL = "iVBORw0KGgo="
 CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
-CATALOGUE = """
-name: hosted
-verifier: none
-"""
 
 
 class Agentic(Upstream):
@@ -55,19 +47,8 @@ def upstream() -> Iterator[Agentic]:
 @pytest.fixture(scope="module")
 def site(upstream: Agentic, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayDeployment]:
     """A deployment with one chat endpoint that can do everything."""
-    folder = tmp_path_factory.mktemp("agents")
-    entry = {
-        "name": "hosted", "verifier": "none", "group": "mini",
-        "price": {"input": 2.0, "output": 8.0},
-        "endpoint": {"kind": "chat", "url": f"{upstream.url}/v1", "model": "hosted", "max_output_tokens": 64},
-        "capabilities": ["tools", "json", "images", "logprobs"],
-    }  # fmt: skip
-    settings = recorded_in_memory(
-        folder, recorded_paths(1), recorded="", policy="contextual", prior="none", heartbeat_s=0.1,
-        gateway_port=free_port(), decider_port=free_port(),
-    )  # fmt: skip
-    (folder / "catalogue.yaml").write_text(yaml.safe_dump({**yaml.safe_load(CATALOGUE), "models": [entry]}))
-    made = GatewayDeployment(settings, tuple(SERVICES))
+    able = ("tools", "json", "images", "logprobs")
+    made = before_chat_server(tmp_path_factory.mktemp("agents"), upstream.url, ("hosted",), able)
     yield made
     made.close()
 
