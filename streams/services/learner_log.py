@@ -318,7 +318,8 @@ class LearnerLog:
             if offset > ends[topic]:
                 # Usually these records left no row, and will leave none again.
                 log.info(
-                    "%s: the group has committed %d, the log ends before %d: reading again from there",
+                    "%s: the group has committed %d, the log ends before %d: reading again from there, as far as "
+                    "the records still exist",
                     topic,
                     offset,
                     ends[topic],
