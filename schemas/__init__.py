@@ -7,7 +7,7 @@ The life of one query, as records:
     Decision       the decider chooses a = (M, QP, CP, BS)            decision.py
     SearchStep     the executor drafts one step                       search.py
     Verification   the verifier scores it; the two repeat             search.py
-    AnswerChunk    the executor sends text as it is generated         chunk.py
+    AnswerChunk    the executor sends parts of an answer at once     chunk.py
     Answer         the executor, or the aggregator on expiry, ends it answer.py
     Feedback       a client grades it, possibly hours later           reward.py
     Due            a deadline has passed                              reward.py

@@ -96,6 +96,16 @@ class ToolCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     arguments: str
     type: Literal["function", "custom"] = "function"
 
+    @classmethod
+    def of(cls, found: object) -> "ToolCall | None":
+        """Return a call as chat completions write it; None if that is no call."""
+        match found:
+            case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}}:
+                return cls(id=call_id, name=name, arguments=arguments)
+            case {"id": str(call_id), "custom": {"name": str(name), "input": str(said)}}:
+                return cls(id=call_id, name=name, arguments=said, type="custom")
+        return None
+
 
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message of a conversation, in the form that chat templates expect.

@@ -11,7 +11,7 @@ from agents.catalogue.models import Sampling
 from agents.grading.grade import extract_boxed
 from agents.search.forest import Ask, ask, outcome, plant, spent, stop, tell_drafts, tell_scores
 from agents.search.unscored import tell_unscored
-from agents.serving.engine import Drafted, Engine, Prefix, StreamingEngine
+from agents.serving.engine import Drafted, Engine, OnText, Prefix, StreamingEngine
 from agents.serving.errors import DeadlinePassedError, ServingError
 from agents.serving.retries import within
 from schemas.action import Action
@@ -471,10 +471,6 @@ def after_control(made: Job | Answer, control_s: float) -> Job | Answer:
     return replace(made, spent=spent) if isinstance(made, Job) else msgspec.structs.replace(made, spent=spent)
 
 
-OnText = Callable[[str], None]
-"""Function that receives pieces of a draft's text as they arrive (`StreamingEngine.stream`)."""
-
-
 async def draft(
     job: Job, *, engine: Engine, clock_ms: Callable[[], int], on_text: OnText | None = None
 ) -> SearchStep | Answer:
@@ -484,7 +480,7 @@ async def draft(
         job: A job from `begin` or `resume`.
         engine: The engine of the job's model.
         clock_ms: Function that returns the time since the epoch.
-        on_text: Function that receives the text of a search with one path while it is generated, if the engine can
+        on_text: Function that receives the draft of a search with one path while it is generated, if the engine can
             stream.
 
     Raises:

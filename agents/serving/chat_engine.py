@@ -1,7 +1,7 @@
 """Engine for any OpenAI-compatible `/v1/chat/completions`: whole answers, billed by the server's token counts."""
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from msgspec import Struct
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
 from agents.serving.chat_stream import ChatStream
-from agents.serving.engine import Drafted, Prefix, check_seeds
+from agents.serving.engine import Drafted, OnText, Prefix, check_seeds
 from agents.serving.errors import ContentFilteredError, EngineReplyError, RequestRefusedError, ServingError
 from agents.serving.http import JsonServer, T, all_of
 from schemas.chat import ChatOptions, UpstreamChoice
@@ -70,7 +70,7 @@ class ChatEngine:
         return [answer for answers in made for answer in answers]
 
     async def stream(
-        self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: Callable[[str], None]
+        self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: OnText
     ) -> Drafted:
         """Return one answer; see `StreamingEngine.stream`. Nothing is streamed if the endpoint's `stream` is false."""
         bills: list[Billed] = []
@@ -89,7 +89,7 @@ class ChatEngine:
         seed: int,
         sampling: Sampling,
         bills: list[Billed],
-        on_text: Callable[[str], None] | None = None,
+        on_text: OnText | None = None,
     ) -> list[Drafted]:
         endpoint = self._endpoint
         body: dict[str, Any] = {

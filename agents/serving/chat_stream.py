@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from msgspec import Struct
 
+from agents.serving.engine import OnText, Piece
 from agents.serving.event_stream import Chunk, EventStream
+from schemas.query import ToolCall
 
 _IN_PIECES = ("content", "refusal", "reasoning", "reasoning_content")
 """Fields of a message whose pieces are concatenated; for other fields, the last value counts."""
@@ -33,7 +35,7 @@ class ChatStream(EventStream):
 
     chunk = ChatChunk
 
-    def __init__(self, path: str, on_text: Callable[[str], None]) -> None:
+    def __init__(self, path: str, on_text: OnText) -> None:
         super().__init__(path, on_text)
         self._pieces: dict[str, list[str]] = {}
         self._message: dict[str, Any] = {"role": "assistant"}
@@ -52,28 +54,34 @@ class ChatStream(EventStream):
         choice = {"message": message, "finish_reason": self._finish, "logprobs": self._logprobs or None}
         return {"choices": [choice], "usage": self._usage}
 
-    def _add(self, chunk: ChatChunk) -> str:
-        text = "".join([self._delta(choice) for choice in chunk.choices[:1]])
+    def _add(self, chunk: ChatChunk) -> list[Piece]:
+        arrived = [piece for choice in chunk.choices[:1] for piece in self._delta(choice)]
         self._usage = chunk.usage or self._usage
-        return text
+        return arrived
 
-    def _delta(self, choice: ChatDelta) -> str:
-        """Add a choice's part of a chunk, and return the text in it."""
+    def _delta(self, choice: ChatDelta) -> list[Piece]:
+        """Add a choice's part of a chunk, and return the text in it, and all calls so far if it adds to them."""
         self._finish = choice.finish_reason or self._finish
         for name, values in (choice.logprobs or {}).items():
             self._logprobs.setdefault(name, []).extend(values or ())
-        text = ""
+        text, called = "", False
         for name, value in (choice.delta or {}).items():
             if name == "tool_calls":
                 for call in value or ():
                     self._call(call)
+                    called = True
             elif name in _IN_PIECES and value:
                 piece = value if isinstance(value, str) else "".join(part.get("text") or "" for part in value)
                 self._pieces.setdefault(name, []).append(piece)
                 text += piece if name == "content" else ""
             elif value is not None:
                 self._message[name] = value
-        return text
+        return [*([text] if text else []), *([self._so_far()] if called else [])]
+
+    def _so_far(self) -> tuple[ToolCall, ...]:
+        """Return the calls so far, up to the first that still lacks its id or name."""
+        found = map(ToolCall.of, self._calls)
+        return tuple(takewhile(lambda call: call is not None, found))  # type: ignore[arg-type]
 
     def _call(self, delta: dict[str, Any]) -> None:
         """Merge a delta into the tool call at its index. If the delta has no index, an id starts a new call."""

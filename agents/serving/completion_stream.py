@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
+from agents.serving.engine import OnText, Piece
 from agents.serving.event_stream import Chunk, EventStream
 
 
@@ -30,13 +30,13 @@ class CompletionStream(EventStream):
 
     chunk = CompletionChunk
 
-    def __init__(self, path: str, on_text: Callable[[str], None]) -> None:
+    def __init__(self, path: str, on_text: OnText) -> None:
         super().__init__(path, on_text)
         self._texts: list[str] = []
         self._token_ids: list[Any] | None = None
         self._end: CompletionDelta | None = None
 
-    def _add(self, chunk: CompletionChunk) -> str:
+    def _add(self, chunk: CompletionChunk) -> list[Piece]:
         for choice in chunk.choices[:1]:
             self._texts.append(choice.text)
             if choice.token_ids is not None:
@@ -44,8 +44,8 @@ class CompletionStream(EventStream):
                 self._token_ids += choice.token_ids
             if choice.finish_reason is not None:
                 self._end = choice
-            return choice.text
-        return ""
+            return [choice.text] if choice.text else []
+        return []
 
     def _reply(self) -> dict[str, Any] | None:
         if self._end is None:

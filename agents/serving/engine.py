@@ -1,7 +1,7 @@
 """The engine protocol (prefixes in, drafts of one step out), and the conversion of prefixes to token ids."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
@@ -11,7 +11,7 @@ from agents.serving.prompts import CACHED_BYTES, ChatPrompts, RecentTokens, dige
 from schemas.chat import ChatOptions, UpstreamChoice
 from schemas.forest import Finish
 from schemas.prices import Billed
-from schemas.query import Message
+from schemas.query import Message, ToolCall
 from schemas.search import Served
 
 # The engine protocol: prefixes in, drafts of one step out.
@@ -104,12 +104,19 @@ class Engine(Protocol):
         ...
 
 
+Piece: TypeAlias = str | tuple[ToolCall, ...]
+"""A piece of a draft's text, or all calls of tools so far, the last of them perhaps with a part of its arguments."""
+
+OnText: TypeAlias = Callable[[Piece], None]
+"""Function that receives the pieces of a draft as they arrive (`StreamingEngine.stream`)."""
+
+
 @runtime_checkable
 class StreamingEngine(Engine, Protocol):
-    """An engine that can pass on the text of a draft while the model is generating it."""
+    """An engine that can pass on a draft while the model is generating it."""
 
     async def stream(
-        self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: Callable[[str], None]
+        self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: OnText
     ) -> Drafted:
         """Return one draft, as `generate` would.
 
@@ -118,8 +125,8 @@ class StreamingEngine(Engine, Protocol):
             prefix: What to continue.
             seed: Seed of the draft.
             sampling: As in `generate`.
-            on_text: Called with each piece of the text as it arrives. The pieces need not add up to the whole text.
-                After the first piece, the request is not sent again.
+            on_text: Called with each piece as it arrives. The pieces need not add up to the whole draft. After the
+                first piece, the request is not sent again.
 
         Raises:
             ServingError: As in `generate`.

@@ -1,14 +1,14 @@
-"""A streamed completion: server-sent events in, the text as it arrives and finally the whole reply out."""
+"""A streamed completion: server-sent events in, text and calls as they arrive and finally the whole reply out."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct
 
+from agents.serving.engine import OnText, Piece
 from agents.serving.errors import EngineFaultError, EngineReplyError, StreamBrokenError
 
 _SHOWN = 300
@@ -26,15 +26,15 @@ class EventStream(ABC):
 
     Args:
         path: Named in errors.
-        on_text: Called with each piece of the text as it arrives.
+        on_text: Called with each piece of the text as it arrives, and with the calls of tools whenever they grow.
 
     Attributes:
-        began: Whether any text has arrived. If so, the request is not sent again, because the new text may differ.
+        began: Whether any of it has arrived. If so, the request is not sent again, because the new text may differ.
     """
 
     chunk: ClassVar[type[Chunk]]
 
-    def __init__(self, path: str, on_text: Callable[[str], None]) -> None:
+    def __init__(self, path: str, on_text: OnText) -> None:
         self.began = False
         self._path, self._on_text = path, on_text
         self._rest = b""
@@ -70,17 +70,17 @@ class EventStream(ABC):
     def _event(self, data: bytes) -> None:
         try:
             chunk = msgspec.json.decode(data, type=self.chunk)
-            text = self._add(chunk)
+            arrived = self._add(chunk)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError, TypeError) as error:
             raise EngineReplyError(f"{self._path}: an event of the stream is no chunk: {error}") from error
         self._error = chunk.error or self._error
-        if text:
+        for piece in arrived:
             self.began = True
-            self._on_text(text)
+            self._on_text(piece)
 
     @abstractmethod
-    def _add(self, chunk: Any) -> str:
-        """Add a chunk, and return the text in it."""
+    def _add(self, chunk: Any) -> list[Piece]:
+        """Add a chunk, and return what of the answer is in it."""
 
     @abstractmethod
     def _reply(self) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from agents.serving.engine import (
     Continuation,
     Continuer,
     Drafted,
+    OnText,
     Prefix,
     check_seeds,
     finish_of,
@@ -542,7 +543,7 @@ class HttpEngine:
         await self._server.close()
 
     async def stream(
-        self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: Callable[[str], None]
+        self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: OnText
     ) -> Drafted:
         """Return one draft; see `StreamingEngine.stream`."""
         return await self._draft(self._continuer.plan(prefix, sampling), seed, sampling, on_text)
@@ -552,7 +553,7 @@ class HttpEngine:
         plan: Continuation,
         seed: int,
         sampling: Sampling,
-        on_text: Callable[[str], None] | None = None,
+        on_text: OnText | None = None,
     ) -> Drafted:
         if not plan.max_tokens:
             return self._continuer.full(plan)

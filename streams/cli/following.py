@@ -132,7 +132,7 @@ SHOWN: Final[dict[Kind, tuple[str, ...]]] = {
     "feedback": ("correct", "graded_by", "source"),
     "reward": ("kind", "status", "action", "correct", "score", "price.cost", "reward", "graded_by"),
     "dead-letter": ("service", "error", "field", "reason"),
-    "answer-chunk": ("attempt", "offset", "text"),
+    "answer-chunk": ("attempt", "call.name", "offset", "text"),
     "due": ("kind",),
     "cancel": ("by", "reason"),
     "control": (

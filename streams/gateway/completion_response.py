@@ -1,7 +1,7 @@
 """The response to a completion request, whole or as a stream, from its search's records: what the protocols share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final, TypeAlias
 
@@ -12,10 +12,11 @@ from starlette.responses import Response
 
 from agents.catalogue.cost_model import CostModel
 from schemas.answer import Answer
-from schemas.chunk import AnswerChunk
+from schemas.chunk import AnswerChunk, Shown
 from schemas.decision import Decision
 from schemas.errors import RecordError
 from schemas.forest import Forest, before_stop
+from schemas.query import ToolCall
 from schemas.search import SearchStep
 from streams.gateway import answer_details
 from streams.gateway.endpoint import Call, EventStream, body_of
@@ -23,6 +24,7 @@ from streams.gateway.errors import ApiError, ClientGone, of_answer, of_record
 from streams.gateway.open_requests import QueryRecord, Queue
 from streams.gateway.request import ChatRequest, digest
 from streams.gateway.searches import Admitted
+from streams.gateway.upstream_message import calls
 from streams.trace import TRACEPARENT
 
 # The part of a running search that can already be streamed: the steps shared by every path that can still win.
@@ -121,7 +123,7 @@ class CompletionResponse(ABC):
 
     Attributes:
         decision: The Decision, once it is known.
-        final: The part of the answer's text that is known to be final.
+        shown: The part of the answer that is known to be final.
     """
 
     def __init__(self, call: Call, asked: ChatRequest, admitted: Admitted, began_s: float) -> None:
@@ -130,7 +132,7 @@ class CompletionResponse(ABC):
         self.admitted = admitted
         self.gateway = call.gateway
         self.decision: Decision | None = None
-        self.final = ""
+        self.shown = Shown()
         self._began_s = began_s
         self._streaming = False
 
@@ -147,8 +149,18 @@ class CompletionResponse(ABC):
         """Return the events for more of the answer's text."""
 
     @abstractmethod
+    def called(self, at: int, call: ToolCall, more: str) -> list[bytes]:
+        """Return the events for more of the arguments of a call; the first piece begins it.
+
+        Args:
+            at: Its number among the answer's calls, from 0.
+            call: The call with its arguments so far.
+            more: The piece.
+        """
+
+    @abstractmethod
     def end(self, answer: Answer) -> list[bytes]:
-        """Return the events that end a stream, once all text has been sent."""
+        """Return the events that end a stream, once all text and calls have been sent."""
 
     @abstractmethod
     def failed(self, error: ApiError) -> list[bytes]:
@@ -246,7 +258,7 @@ class CompletionResponse(ABC):
                 self.decision = what
                 return None
             if isinstance(what, AnswerChunk):  # topics are followed independently
-                self._more(what)
+                self.shown.add(what)
             if isinstance(what, Answer):
                 if (error := of_answer(what)) is not None:
                     error.headers |= self._headers()
@@ -259,7 +271,7 @@ class CompletionResponse(ABC):
     ) -> AsyncIterator[bytes]:
         quiet = 0
         try:
-            for part in (*self.begin(), *(self.text(self.final) if self.final else ())):
+            for part in (*self.begin(), *self._known()):
                 yield part
             if first is not None:
                 for part in self._end(first):
@@ -274,8 +286,7 @@ class CompletionResponse(ABC):
                 elif isinstance(what, Decision):  # another attempt
                     self.decision = what
                 elif isinstance(what, SearchStep | AnswerChunk):
-                    more = self._more(what)
-                    parts = self.text(more) if more else []
+                    parts = self._more(what)
                     if isinstance(what, SearchStep) and self.asked.extension.progress:
                         parts = [*parts, *self.progress(what)]
                 elif isinstance(what, Answer):
@@ -288,23 +299,35 @@ class CompletionResponse(ABC):
             for part in self.failed(error.renamed(self.asked.translated.names)):
                 yield part
 
-    def _more(self, what: SearchStep | AnswerChunk) -> str:
-        """Add a record's text to the final text, and return the part that was new."""
-        more = ""
+    def _known(self) -> list[bytes]:
+        """Return the events for what is known before the stream begins."""
+        parts = self.text(self.shown.text) if self.shown.text else []
+        for at, call in enumerate(self.shown.calls):
+            parts += self.called(at, call, call.arguments)
+        return parts
+
+    def _more(self, what: SearchStep | AnswerChunk) -> list[bytes]:
+        """Add what a record says to what is shown, and return the events for the part that was new."""
         if isinstance(what, SearchStep):
-            text = settled_text(what.forest)
-            more = text[len(self.final) :] if text.startswith(self.final) else ""
-        elif self.decision is None or what.attempt >= self.decision.attempt:
-            more = what.continues(self.final)
-        self.final += more
-        return more
+            text, known = settled_text(what.forest), self.shown.text
+            more = text[len(known) :] if text.startswith(known) else ""
+            self.shown.text += more
+            return self.text(more) if more else []
+        if self.decision is not None and what.attempt < self.decision.attempt:
+            return []
+        more = self.shown.add(what)
+        if not more:
+            return []
+        if what.call is None:
+            return self.text(more)
+        return self.called(what.call.index, self.shown.calls[-1], more)
 
     def _end(self, answer: Answer) -> list[bytes]:
         if (error := of_answer(answer)) is not None:
             return self.failed(error.renamed(self.asked.translated.names))
-        text, shown = answer.text or "", self.final
-        if not text.startswith(shown):
-            # Streamed text cannot be retracted, and an error is better than a text that no path produced.
+        text, made, known = answer.text or "", calls(answer), self.shown
+        if not text.startswith(known.text) or not _continues(made, known.calls):
+            # What was streamed cannot be retracted, and an error is better than an answer that no model gave.
             return self.failed(
                 ApiError(
                     502,
@@ -313,8 +336,12 @@ class CompletionResponse(ABC):
                     code="stream_diverged",
                 )
             )
-        rest = self.text(text[len(shown) :]) if len(text) > len(shown) else []
-        return [*rest, *self.end(answer)]
+        parts = self.text(text[len(known.text) :]) if len(text) > len(known.text) else []
+        for at, call in enumerate(made):
+            begun = known.calls[at].arguments if at < len(known.calls) else None
+            if begun is None or len(call.arguments) > len(begun):
+                parts += self.called(at, call, call.arguments[len(begun or "") :])
+        return [*parts, *self.end(answer)]
 
     def _headers(self) -> dict[str, str]:
         call, ignored = self.call, ", ".join(self.asked.ignored)
@@ -324,6 +351,19 @@ class CompletionResponse(ABC):
             **answer_details.headers(self.decision, self.admitted.query_id, call.id, debug=debug),
             **self.gateway.submission.limits(call.who),
         }
+
+
+def _continues(made: Sequence[ToolCall], known: Sequence[ToolCall]) -> bool:
+    """Return whether an answer's calls begin with those that are known, of which only the last may be incomplete."""
+    if not known:
+        return True
+    *whole, last = known
+    if len(made) < len(known) or tuple(made[: len(whole)]) != tuple(whole):
+        return False
+    same = msgspec.structs.replace(made[len(whole)], arguments="") == msgspec.structs.replace(
+        last, arguments=""
+    )
+    return same and made[len(whole)].arguments.startswith(last.arguments)
 
 
 def _retries(request: Request) -> int:

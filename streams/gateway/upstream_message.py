@@ -21,16 +21,7 @@ def raw_calls(answer: Answer) -> list[Any]:
 
 def calls(answer: Answer) -> tuple[ToolCall, ...]:
     """Return the tool calls of an answer; entries of the upstream that are not tool calls are left out."""
-    return tuple(call for each in raw_calls(answer) if (call := _call(each)) is not None)
-
-
-def _call(found: Any) -> ToolCall | None:
-    match found:
-        case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}}:
-            return ToolCall(id=call_id, name=name, arguments=arguments)
-        case {"id": str(call_id), "custom": {"name": str(name), "input": str(said)}}:
-            return ToolCall(id=call_id, name=name, arguments=said, type="custom")
-    return None
+    return tuple(call for each in raw_calls(answer) if (call := ToolCall.of(each)) is not None)
 
 
 def refusal(answer: Answer) -> str | None:

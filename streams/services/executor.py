@@ -16,7 +16,6 @@ from agents.catalogue.models import Model
 from agents.search.progress import Progress
 from agents.search.search import (
     Job,
-    OnText,
     SearchRules,
     after_control,
     begin,
@@ -32,6 +31,7 @@ from agents.search.search import (
     time_left_s,
     used_up,
 )
+from agents.serving.engine import OnText
 from agents.serving.errors import DeadlinePassedError, ServingError, UnknownEngineError
 from agents.serving.registry import GroupEngines
 from agents.serving.retries import within

@@ -6,7 +6,7 @@ from schemas.action import Action
 from schemas.answer import Answer, Completion, CutStep, Probe
 from schemas.attempt import AttemptFailed
 from schemas.chat import ChatOptions, UpstreamChoice
-from schemas.chunk import AnswerChunk, digest
+from schemas.chunk import AnswerChunk, CallHead, digest
 from schemas.control import (
     Cancel,
     CatalogueEntry,
@@ -613,6 +613,13 @@ SAMPLES: tuple[Record, ...] = (
         session="0123456789abcdef",
     ),
     AnswerChunk(query_id="q-13", attempt=2, offset=6, before=digest("3 + 4 "), text="= \\boxed{7}"),
+    AnswerChunk(
+        query_id="q-13",
+        call=CallHead(index=0, id="call-1", name="add"),
+        offset=7,
+        before=digest("", "call-1", "add", '{"a": 3'),
+        text=', "b": 4}',
+    ),
     Answer(
         query_id="q-13",
         status="failed",

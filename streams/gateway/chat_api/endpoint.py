@@ -5,6 +5,7 @@ from typing import Any
 from starlette.responses import Response
 
 from schemas.answer import Answer
+from schemas.query import ToolCall
 from schemas.search import SearchStep
 from streams.gateway import answer_details, sse
 from streams.gateway.chat_api import response
@@ -30,9 +31,11 @@ def _parsed(call: Call, body: bytes) -> ChatRequest:
     return parse(body, efforts=efforts, strict=runtime.settings.gateway.strict)
 
 
-def _deltas(answer: Answer) -> list[dict[str, Any]]:
-    """Return the tool calls of an answer as deltas of a stream, one delta per call."""
-    return [{**call, "index": at} for at, call in enumerate(raw_calls(answer))]
+def _besides(call: Any) -> dict[str, Any]:
+    """Return the fields of an upstream's call besides those of the API, such as a provider's signature."""
+    return {
+        name: value for name, value in call.items() if name not in ("id", "type", "index", call.get("type"))
+    }
 
 
 class _ChatResponse(CompletionResponse):
@@ -49,8 +52,16 @@ class _ChatResponse(CompletionResponse):
     def text(self, text: str) -> list[bytes]:
         return [self._chunk({"content": text})]
 
+    def called(self, at: int, call: ToolCall, more: str) -> list[bytes]:
+        says = "input" if call.type == "custom" else "arguments"
+        delta: dict[str, Any] = {"index": at, call.type: {says: more}}
+        if more == call.arguments:
+            delta |= {"id": call.id, "type": call.type, call.type: {"name": call.name, says: more}}
+        return [self._chunk({"tool_calls": [delta]})]
+
     def end(self, answer: Answer) -> list[bytes]:
-        parts = [self._chunk({"tool_calls": [call]}) for call in _deltas(answer)]
+        besides = [(at, more) for at, call in enumerate(raw_calls(answer)) if (more := _besides(call))]
+        parts = [self._chunk({"tool_calls": [{"index": at, **more}]}) for at, more in besides]
         if (refused := refusal(answer)) is not None:
             parts.append(self._chunk({"refusal": refused}))
         if (logprobs := raw_logprobs(answer)) is not None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from schemas.answer import Answer
-from schemas.query import Query
+from schemas.query import Query, ToolCall
 from streams.gateway import answer_details
 from streams.gateway.completion_response import CompletionResponse, answered
 from streams.gateway.endpoint import Call, body_of, reply
@@ -16,8 +16,6 @@ from streams.gateway.messages_api.response import (
     block_delta,
     block_start,
     block_stop,
-    call_block,
-    call_events,
     event,
     message,
     ping,
@@ -25,7 +23,7 @@ from streams.gateway.messages_api.response import (
     usage,
 )
 from streams.gateway.request import ChatRequest
-from streams.gateway.upstream_message import calls, refusal
+from streams.gateway.upstream_message import refusal
 
 BYTES_PER_TOKEN: Final = 4
 """Bytes of prose per token in most tokenizers: an estimate, because the gateway has no model's tokenizer."""
@@ -90,7 +88,10 @@ def estimate(query: Query) -> int:
 class _MessagesResponse(CompletionResponse):
     """Messages, and streams of their events."""
 
-    _begun = False
+    _block: tuple[int, int] | None = None
+    """The number of the open content block, and that of its call; -1 for the text."""
+    _blocks = 0
+    """How many content blocks have begun."""
 
     def body(self, answer: Answer) -> dict[str, Any]:
         made = message(self.admitted.query_id, self.model, answer, self._used(answer))
@@ -103,16 +104,30 @@ class _MessagesResponse(CompletionResponse):
         ]
 
     def text(self, text: str) -> list[bytes]:
-        begun = [] if self._begun else [block_start(0, {"type": "text", "text": ""})]
-        self._begun = True
-        return [*begun, block_delta(0, {"type": "text_delta", "text": text})]
+        block = {"type": "text", "text": ""}
+        return self._delta(-1, block, {"type": "text_delta", "text": text})
+
+    def called(self, at: int, call: ToolCall, more: str) -> list[bytes]:
+        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        return self._delta(at, block, {"type": "input_json_delta", "partial_json": more})
+
+    def _delta(self, call: int, block: dict[str, Any], delta: dict[str, Any]) -> list[bytes]:
+        """Return the events for more of a block; if another block is open, it ends first."""
+        begun = []
+        if self._block is None or self._block[1] != call:
+            begun = self._stop()
+            self._block = (self._blocks, call)
+            self._blocks += 1
+            begun.append(block_start(self._block[0], block))
+        return [*begun, block_delta(self._block[0], delta)]
+
+    def _stop(self) -> list[bytes]:
+        return [] if self._block is None else [block_stop(self._block[0])]
 
     def end(self, answer: Answer) -> list[bytes]:
         refused = refusal(answer)
         ended = self.text(refused) if refused is not None else []
-        ended += [block_stop(0)] if self._begun else []
-        for at, call in enumerate(calls(answer), int(self._begun)):
-            ended += call_events(at, call_block(call))
+        ended += self._stop()
         said = {"delta": stop(answer), "usage": usage(self._used(answer)), "uniscale": self.details(answer)}
         return [*ended, event("message_delta", **said), event("message_stop")]
 

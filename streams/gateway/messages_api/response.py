@@ -106,16 +106,6 @@ def ping() -> bytes:
     return event("ping")
 
 
-def call_events(index: int, block: dict[str, Any]) -> list[bytes]:
-    """Return the events of a call."""
-    said = orjson.dumps(block["input"]).decode()
-    return [
-        block_start(index, {**block, "input": {}}),
-        block_delta(index, {"type": "input_json_delta", "partial_json": said}),
-        block_stop(index),
-    ]
-
-
 def block_start(index: int, block: dict[str, Any]) -> bytes:
     """Return the event that begins a content block."""
     return event("content_block_start", index=index, content_block=block)

@@ -5,7 +5,7 @@ from typing import Any
 from starlette.responses import Response
 
 from schemas.answer import Answer
-from schemas.query import Message
+from schemas.query import Message, ToolCall
 from streams.gateway import answer_details, sse
 from streams.gateway.completion_response import CompletionResponse, answered
 from streams.gateway.endpoint import Call, reply
@@ -111,6 +111,9 @@ class _ResponsesResponse(CompletionResponse):
 
     def text(self, text: str) -> list[bytes]:
         return self._sent.delta(text)
+
+    def called(self, at: int, call: ToolCall, more: str) -> list[bytes]:
+        return self._sent.called(at, call, more)
 
     def end(self, answer: Answer) -> list[bytes]:
         body = self.body(answer)

@@ -1,7 +1,7 @@
 """Answers as responses: output items, usage, and the events of a stream."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
@@ -189,7 +189,7 @@ _BEGUN: Final = {"status": "in_progress"}
 
 
 class Events(Struct):
-    """The events of one stream, numbered from 0.
+    """The events of one stream, numbered from 0. An output item ends when the next one begins.
 
     Attributes:
         query_id: The response's id.
@@ -198,6 +198,9 @@ class Events(Struct):
 
     query_id: str
     text: str | None = None
+    _text_at: int = 0  # its `output_index`
+    _items: int = 0
+    _open: tuple[int, ToolCall] | Literal["text"] | None = None
     _sequence: int = 0
 
     def event(self, kind: str, **fields: Any) -> bytes:
@@ -212,50 +215,83 @@ class Events(Struct):
         self.text = (self.text or "") + text
         return [*begun, self.event("response.output_text.delta", **self._place, delta=text, logprobs=[])]
 
+    def called(self, at: int, call: ToolCall, more: str) -> list[bytes]:
+        """Return the events for more of a call's arguments; the first piece also begins its output item.
+
+        Args:
+            at: The call's number.
+            call: The call with its arguments so far.
+            more: The piece.
+        """
+        item, says = call_item(self.query_id, at, call), _CALLS[call.type][2]
+        begun = []
+        if more == call.arguments:
+            begun = self._ended()
+            added = {**item, **_BEGUN, says: ""}
+            begun.append(self.event("response.output_item.added", output_index=self._items, item=added))
+            self._items += 1
+        self._open = (at, call)
+        place = {"item_id": item["id"], "output_index": self._items - 1}
+        return [*begun, self.event(f"response.{item['type']}_{says}.delta", **place, delta=more)]
+
     def end(self, answer: Answer) -> list[bytes]:
-        """Return the events that end the output items, and the events of items that are sent whole."""
+        """Return the events that end the output items, once all text and calls have been sent."""
         part = content(answer)
-        ended: list[bytes] = []
         if part is not None and part["type"] == "refusal":
-            ended = self._refusal(part)
-        elif part is not None:
-            ended = [] if self.text is not None else self._begin(text_part(""))
-            done = {"text": part["text"], "logprobs": part["logprobs"]}
-            ended.append(self.event("response.output_text.done", **self._place, **done))
-        if part is not None:
-            item = message(self.query_id, part, answer)
-            ended.append(self.event("response.content_part.done", **self._place, part=part))
-            ended.append(self.event("response.output_item.done", output_index=0, item=item))
-        for at, call in enumerate(calls(answer)):
-            ended += self._called(at + (part is not None), at, call)
-        return ended
+            refused = self._refusal(part["refusal"])
+            return [*refused, *self._message_ended(part, answer)]
+        begun = [] if part is None or self._items else self._begin(text_part(""))
+        return [*begun, *self._ended(answer)]
 
     def _begin(self, part: dict[str, Any]) -> list[bytes]:
+        begun = self._ended()
+        self._text_at, self._open = self._items, "text"
+        self._items += 1
         item = message(self.query_id, None)
         return [
-            self.event("response.output_item.added", output_index=0, item=item),
+            *begun,
+            self.event("response.output_item.added", output_index=self._text_at, item=item),
             self.event("response.content_part.added", **self._place, part=part),
         ]
 
-    def _refusal(self, part: dict[str, Any]) -> list[bytes]:
-        said = part["refusal"]
+    def _refusal(self, said: str) -> list[bytes]:
         return [
-            *self._begin({**part, "refusal": ""}),
+            *self._begin({"type": "refusal", "refusal": ""}),
             self.event("response.refusal.delta", **self._place, delta=said),
             self.event("response.refusal.done", **self._place, refusal=said),
         ]
 
-    def _called(self, index: int, at: int, call: ToolCall) -> list[bytes]:
-        item, says = call_item(self.query_id, at, call), _CALLS[call.type][2]
-        place, said = {"item_id": item["id"], "output_index": index}, call.arguments
-        kind = f"response.{item['type']}_{says}"
+    def _ended(self, answer: Answer | None = None) -> list[bytes]:
+        """Return the events that end the open item. Without the Answer, the text is complete because a call follows."""
+        match self._open:
+            case None:
+                return []
+            case "text":
+                part = text_part(self.text or "", () if answer is None else logprobs(answer))
+                done = {"text": part["text"], "logprobs": part["logprobs"]}
+                return [
+                    self.event("response.output_text.done", **self._place, **done),
+                    *self._message_ended(part, answer),
+                ]
+            case (at, call):
+                item, says = call_item(self.query_id, at, call), _CALLS[call.type][2]
+                index = self._items - 1
+                place = {"item_id": item["id"], "output_index": index}
+                return [
+                    self.event(f"response.{item['type']}_{says}.done", **place, **{says: call.arguments}),
+                    self.event("response.output_item.done", output_index=index, item=item),
+                ]
+
+    def _message_ended(self, part: dict[str, Any], answer: Answer | None) -> list[bytes]:
+        item = message(self.query_id, part, answer)
+        if answer is None:
+            item["status"] = "completed"
         return [
-            self.event("response.output_item.added", output_index=index, item={**item, **_BEGUN, says: ""}),
-            self.event(f"{kind}.delta", **place, delta=said),
-            self.event(f"{kind}.done", **place, **{says: said}),
-            self.event("response.output_item.done", output_index=index, item=item),
+            self.event("response.content_part.done", **self._place, part=part),
+            self.event("response.output_item.done", output_index=self._text_at, item=item),
         ]
 
     @property
     def _place(self) -> dict[str, Any]:
-        return {"item_id": message(self.query_id, None)["id"], "output_index": 0, "content_index": 0}
+        item_id = message(self.query_id, None)["id"]
+        return {"item_id": item_id, "output_index": self._text_at, "content_index": 0}

@@ -11,7 +11,7 @@ import pytest
 from agents.catalogue.endpoints import Endpoint
 from agents.serving.chat_engine import ChatEngine
 from agents.serving.chat_stream import ChatStream
-from agents.serving.engine import Drafted, StreamingEngine
+from agents.serving.engine import Drafted, Piece, StreamingEngine
 from agents.serving.errors import (
     ContentFilteredError,
     EngineFaultError,
@@ -24,6 +24,7 @@ from agents.serving.http import JsonServer, ServerSettings
 from agents.serving.retries import Retries
 from schemas.chat import ChatOptions
 from schemas.prices import Billed
+from schemas.query import ToolCall
 from tests.agents.serving.test_chat_engine import ASKED, SAMPLING
 from tests.support.upstream import Body, Upstream
 
@@ -35,7 +36,7 @@ def upstream() -> Iterator[Upstream]:
     made.close()
 
 
-def stream(upstream: Upstream, pieces: list[str], **asked: Any) -> Drafted:
+def stream(upstream: Upstream, pieces: list[Piece], **asked: Any) -> Drafted:
     """Ask for one answer, as the executor does for a client that streams."""
 
     async def slept(_: float) -> None:
@@ -57,7 +58,7 @@ def stream(upstream: Upstream, pieces: list[str], **asked: Any) -> Drafted:
 
 
 def test_text_arrives_in_pieces_with_the_tokens_at_its_end(upstream: Upstream) -> None:
-    pieces: list[str] = []
+    pieces: list[Piece] = []
     made = stream(upstream, pieces)
     assert pieces == ["So", " \\boxed{5}"]
     assert (made.text, made.finish, made.tokens, made.prompt_tokens) == ("So \\boxed{5}", "eos", 2, 10)
@@ -82,10 +83,11 @@ def test_a_streamed_reply_is_the_one_without_a_stream(upstream: Upstream, says: 
     upstream.says = lambda body: says
     options = ChatOptions(logprobs=True)
     whole = stream(upstream, [], options=options, whole=True, endpoint={"stream": False})
-    pieces: list[str] = []
+    pieces: list[Piece] = []
     streamed = stream(upstream, pieces, options=options, whole=True)
     assert "stream" not in upstream.requests[0]
-    assert "".join(pieces) == streamed.text == whole.text
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    assert "".join(texts) == streamed.text == whole.text
     assert streamed.upstream is not None
     assert whole.upstream is not None
     sent = {name: each for name, each in whole.upstream.message.items() if each is not None}
@@ -97,7 +99,7 @@ def test_a_streamed_reply_is_the_one_without_a_stream(upstream: Upstream, says: 
 
 
 def test_a_stream_that_breaks_off_after_a_word_is_not_repeated(upstream: Upstream) -> None:
-    upstream.breaks, pieces = 2, list[str]()
+    upstream.breaks, pieces = 2, list[Piece]()
     with pytest.raises(StreamBrokenError) as broken:
         stream(upstream, pieces)
     assert (len(upstream.requests), pieces) == (1, ["So"])
@@ -105,14 +107,14 @@ def test_a_stream_that_breaks_off_after_a_word_is_not_repeated(upstream: Upstrea
 
 
 def test_a_stream_that_breaks_off_before_any_word_is_repeated(upstream: Upstream) -> None:
-    upstream.breaks, pieces = 1, list[str]()
+    upstream.breaks, pieces = 1, list[Piece]()
     assert stream(upstream, pieces).text == "So \\boxed{5}"
-    assert (len(upstream.requests), "".join(pieces)) == (2, "So \\boxed{5}")
+    assert (len(upstream.requests), pieces) == (2, ["So", " \\boxed{5}"])
 
 
 def test_a_server_that_does_not_stream_is_read_as_a_whole(upstream: Upstream) -> None:
     upstream.spoilt = [(200, upstream.completion({"messages": [{"content": "?"}]}), {})]
-    pieces: list[str] = []
+    pieces: list[Piece] = []
     assert (stream(upstream, pieces).text, pieces) == ("So \\boxed{5}", [])
 
 
@@ -133,9 +135,9 @@ def event(**choice: Any) -> bytes:
     return b"data: " + json.dumps({"choices": [{"index": 0, **choice}]}).encode() + b"\n\n"
 
 
-def read(raw: bytes, at_once: int = 7) -> tuple[Body, list[str]]:
+def read(raw: bytes, at_once: int = 7) -> tuple[Body, list[Piece]]:
     """Read a stream in parts of some bytes, which end anywhere."""
-    pieces: list[str] = []
+    pieces: list[Piece] = []
     reader = ChatStream("/x", pieces.append)
     for begin in range(0, len(raw), at_once):
         reader.take(raw[begin : begin + at_once])
@@ -161,6 +163,24 @@ def test_pieces_of_a_message_are_joined_wherever_the_bytes_end() -> None:
             "annotations": [1],
         }
         assert reply["usage"] == {"prompt_tokens": 1}
+
+
+def test_calls_arrive_with_their_arguments_so_far(upstream: Upstream) -> None:
+    upstream.says, pieces = lambda body: CALLING, list[Piece]()
+    stream(upstream, pieces, whole=True)
+    first, second = (ToolCall(id=call["id"], **call["function"]) for call in CALLING["tool_calls"])
+    begun = msgspec.structs.replace(second, arguments=second.arguments[:3])
+    assert pieces[-4:] == [
+        (msgspec.structs.replace(first, arguments=first.arguments[:3]),), (first,), (first, begun), (first, second),
+    ]  # fmt: skip
+    assert pieces[:-4] == ["I", " call."]
+
+
+def test_a_stream_that_breaks_off_in_a_call_is_not_repeated(upstream: Upstream) -> None:
+    upstream.says, upstream.breaks = lambda body: {**CALLING, "content": None}, 2
+    with pytest.raises(StreamBrokenError):
+        stream(upstream, [], whole=True)
+    assert len(upstream.requests) == 1
 
 
 def test_calls_without_an_index_are_told_apart_by_their_ids() -> None:
@@ -208,7 +228,7 @@ def test_a_filtered_stream_is_an_error_though_it_began(upstream: Upstream) -> No
         return made
 
     upstream.chunks = filtered  # type: ignore[method-assign]
-    pieces: list[str] = []
+    pieces: list[Piece] = []
     with pytest.raises(ContentFilteredError):
         stream(upstream, pieces)
     assert pieces

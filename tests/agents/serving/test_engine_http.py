@@ -10,7 +10,7 @@ import pytest
 
 from agents.catalogue.models import Sampling
 from agents.serving.circuit_breaker import FAILURES, Breaker
-from agents.serving.engine import Drafted, Prefix, StreamingEngine
+from agents.serving.engine import Drafted, Piece, Prefix, StreamingEngine
 from agents.serving.errors import (
     DeadlinePassedError,
     EndpointRefusedError,
@@ -183,7 +183,7 @@ def test_prompt_is_sent_as_tokens_of_the_models_template(server, prompts) -> Non
     assert server.headers[0]["Authorization"] == "Bearer secret-key"
 
 
-def stream(server: CompletionServer, prompts: ChatPrompts, seed: int, pieces: list[str]) -> Drafted:
+def stream(server: CompletionServer, prompts: ChatPrompts, seed: int, pieces: list[Piece]) -> Drafted:
     """Ask for one draft, as the executor does for a client that streams."""
 
     async def run() -> Drafted:
@@ -201,17 +201,17 @@ def stream(server: CompletionServer, prompts: ChatPrompts, seed: int, pieces: li
 @pytest.mark.parametrize("seed", [3, 4, 5], ids=["separator", "eos", "length"])
 def test_a_streamed_draft_is_the_one_without_a_stream(server, prompts, seed: int) -> None:
     [whole], _, _ = ask(server, prompts, seeds=(seed,))
-    pieces: list[str] = []
+    pieces: list[Piece] = []
     assert stream(server, prompts, seed, pieces) == whole
     assert len(pieces) > 2
-    assert "".join(pieces) == whole.text
+    assert "".join(map(str, pieces)) == whole.text
     assert [request.get("stream", False) for request in server.requests] == [False, True]
 
 
 def test_a_stream_of_tokens_that_breaks_off_is_not_repeated(server, prompts) -> None:
     events = server.events(server.completion({"seed": 3, "stop": ["\n\n"], "return_token_ids": True}))
     server.spoilt = [(200, events.split(b"\n\n")[0] + b"\n\n", EVENTS)]
-    pieces: list[str] = []
+    pieces: list[Piece] = []
     with pytest.raises(StreamBrokenError):
         stream(server, prompts, 3, pieces)
     assert (len(server.requests), len(pieces)) == (1, 1)

@@ -168,11 +168,10 @@ def test_calls_are_streamed_and_the_last_chunk_has_the_cost(
         )
     )
     deltas = [each.choices[0].delta for each in chunks if each.choices]
-    [called] = [delta.tool_calls for delta in deltas if delta.tool_calls]
-    function = called[0].function
-    assert function is not None
-    assert (called[0].index, called[0].id, function.name) == (0, "call-add", "add")
-    assert json.loads(function.arguments or "") == {"a": 1, "b": 2}
+    called = [each for delta in deltas for each in delta.tool_calls or ()]
+    assert {each.index for each in called} == {0}
+    assert (called[0].id, called[0].function.name) == ("call-add", "add")
+    assert json.loads("".join(each.function.arguments for each in called)) == {"a": 1, "b": 2}
     assert [each.choices[0].finish_reason for each in chunks if each.choices][-1] == "tool_calls"
     [(_, usage)] = [(body, used) for body, used in upstreams[0].log if "STREAM" in str(body)]
     cost = (usage["prompt_tokens"] * PRICE["input"] + usage["completion_tokens"] * PRICE["output"]) / 1e6

@@ -14,7 +14,7 @@ from agents.serving.recorded import RecordedEngine
 from schemas.answer import Answer
 from schemas.attempt import AttemptFailed
 from schemas.chat import ChatOptions
-from schemas.chunk import AnswerChunk, digest
+from schemas.chunk import AnswerChunk, Shown, digest
 from schemas.query import Query
 from streams.log.base import ConsumerRecord
 from streams.runtime.memory import run
@@ -61,10 +61,10 @@ def times(cluster: Cluster) -> list[int]:
 
 def put_together(found: list[AnswerChunk]) -> str:
     """Return the text that a reader of chunks has."""
-    text = ""
+    shown = Shown()
     for chunk in found:
-        text += chunk.continues(text)
-    return text
+        shown.add(chunk)
+    return shown.text
 
 
 async def answered(cluster: Cluster, *queries: Query) -> Answer:

@@ -1,11 +1,7 @@
 """Tool calls and refusals of an upstream, as content blocks of a message."""
 
-import json
-from typing import Any
-
 from streams.gateway import answer_details
-from streams.gateway.messages_api.response import call_block, call_events, content, stop, usage
-from streams.gateway.upstream_message import calls
+from streams.gateway.messages_api.response import content, stop, usage
 from tests.support.upstream_answers import CALLS, returned
 
 
@@ -18,21 +14,6 @@ def test_calls_are_blocks_after_the_text() -> None:
     ]
     assert stop(answer)["stop_reason"] == "tool_use"
     assert [block["type"] for block in content(returned("", tool_calls=CALLS))] == ["tool_use", "tool_use"]
-
-
-def test_the_events_of_a_call_add_up_to_its_block() -> None:
-    [call, _] = calls(returned("", tool_calls=CALLS))
-    events: list[dict[str, Any]] = [
-        json.loads(e.split(b"data: ", 1)[1]) for e in call_events(1, call_block(call))
-    ]
-    assert [event["type"] for event in events] == [
-        "content_block_start",
-        "content_block_delta",
-        "content_block_stop",
-    ]
-    assert {event["index"] for event in events} == {1}
-    assert events[0]["content_block"]["input"] == {}
-    assert json.loads(events[1]["delta"]["partial_json"]) == call_block(call)["input"]
 
 
 def test_a_refusal_is_a_text_and_the_reason() -> None:

@@ -11,7 +11,7 @@ from schemas.chat import ChatOptions
 from schemas.query import Query
 from streams.gateway.answer_details import usage
 from streams.gateway.responses_api.response import Events, response
-from streams.gateway.upstream_message import turn
+from streams.gateway.upstream_message import calls, turn
 from tests.support.upstream_answers import CALLS, returned
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -23,7 +23,11 @@ def made(answer: Answer, query: Query | None = None) -> Any:
 
 def events(answer: Answer, *deltas: str) -> list[Any]:
     stream = Events("resp_1")
-    sent = [part for text in deltas for part in stream.delta(text)] + stream.end(answer)
+    sent = [part for text in deltas for part in stream.delta(text)]
+    sent += [
+        part for at, call in enumerate(calls(answer)) for part in stream.called(at, call, call.arguments)
+    ]
+    sent += stream.end(answer)
     found = [json.loads(part.split(b"data: ", 1)[1]) for part in sent]
     assert [each["sequence_number"] for each in found] == list(range(len(found)))
     return [EVENT.validate_python(each) for each in found]
