@@ -25,7 +25,9 @@ import numpy as np
 from agents.catalogue.action_space import uis_space
 from agents.catalogue.control_state import ControlState
 from agents.catalogue.file import load_catalogue
-from agents.decider.decider import Decided, Decider, DecisionEnvironment
+from agents.decider.decider import Decider
+from agents.decider.decisions import Decided
+from agents.decider.eligibility import DecisionEnvironment
 from agents.decider.snapshot import EndedIds
 from agents.embedding import Encoder, encoder_id
 from agents.encoders import encoder_of

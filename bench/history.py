@@ -14,7 +14,8 @@ from agents.catalogue.action_space import uis_space
 from agents.catalogue.control_state import ControlState
 from agents.catalogue.cost_model import CostModel, cost_of
 from agents.catalogue.file import load_catalogue
-from agents.decider.decider import Decider, DecisionEnvironment
+from agents.decider.decider import Decider
+from agents.decider.eligibility import DecisionEnvironment
 from agents.embedding import ArrivedQuery, embed, encoder_id
 from agents.encoders import encoder_of
 from agents.reward.join import on

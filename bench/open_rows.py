@@ -20,7 +20,8 @@ import psutil
 from agents.catalogue.action_space import uis_space
 from agents.catalogue.control_state import ControlState
 from agents.catalogue.file import load_catalogue
-from agents.decider.decider import Decider, DecisionEnvironment
+from agents.decider.decider import Decider
+from agents.decider.eligibility import DecisionEnvironment
 from agents.decider.open_rows import ROWS_KEY
 from agents.decider.rows import Row, decode_row, encode_row
 from agents.embedding import encoder_id

@@ -1,6 +1,8 @@
 """The decider turns Contexts into Decisions and learns from Rewards.
 
-decider          decisions and learning, record by record
+decider          one shard's learner: decides, learns and decides again, record by record
+eligibility      which configurations a query may get
+decisions        from Contexts to Decisions, each with its row
 categories       properties of a request besides its text
 sessions         the last turns of conversations, whose configuration later turns keep
 failed_attempts  what follows an attempt that failed

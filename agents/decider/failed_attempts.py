@@ -27,7 +27,7 @@ from schemas.errors import UniscaleError
 from schemas.failure import EarlierAttempt
 from schemas.query import Query, QueryContext
 
-ERROR: Final = 200
+MAX_ERROR_CHARS: Final = 200
 """Maximum number of characters of an error that later records repeat."""
 
 
@@ -51,7 +51,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class RetryResult:
     """The result for one AttemptFailed: the next Decision, the Answer that ends the query, nothing, or an error.
 
     Attributes:
@@ -60,6 +60,7 @@ class Followed:
         group: The executor group that gets the Decision in addition to its topic.
         answer: The Answer that ends the query; None if there is a next Decision.
         rows: Rows to write first; none for a record that was delivered before.
+        refused: Why the next Decision could not be made, although attempts, time and budget were left.
     """
 
     query_id: str
@@ -67,15 +68,16 @@ class Followed:
     group: str = ""
     answer: Answer | None = None
     rows: tuple[tuple[bytes, bytes], ...] = ()
+    refused: UniscaleError | None = None
     error: UniscaleError | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
-    """What a further attempt inherits from the one before.
+class PreviousAttempts:
+    """What a further attempt inherits from those before it.
 
     Attributes:
-        decision: Its Decision, whose objective and cohort stay in force.
+        decision: The Decision of the last one, whose objective and cohort stay in force.
         earlier: All attempts so far.
     """
 
@@ -83,7 +85,7 @@ class Before:
     earlier: tuple[EarlierAttempt, ...]
 
     @classmethod
-    def of(cls, decision: Decision, failure: Failure) -> Before:
+    def of(cls, decision: Decision, failure: Failure) -> PreviousAttempts:
         """Return what the attempt after a failed one inherits, from its Decision and its failure."""
         answer = failure.record.answer
         attempt = EarlierAttempt(
@@ -92,7 +94,7 @@ class Before:
             action=decision.action,
             fault=answer.fault,
             cause=answer.cause,
-            error=(answer.error or "")[:ERROR],
+            error=(answer.error or "")[:MAX_ERROR_CHARS],
             tokens=answer.billed.output if answer.billed else answer.generated_tokens,
             cost=failure.cost or 0.0,
         )
@@ -107,7 +109,7 @@ class Before:
         bounds = ((budget.tokens, tokens), (budget.eflops, cost), (budget.usd, cost))
         return all(most is None or spent < most for most, spent in bounds)
 
-    def left_out(self, catalogue: Catalogue, usable: Collection[str]) -> frozenset[str]:
+    def excluded_models(self, catalogue: Catalogue, usable: Collection[str]) -> frozenset[str]:
         """Return the models to exclude: those that failed, and all others on a server that was at fault.
 
         Args:
@@ -152,7 +154,7 @@ def superseded(row: Row, offset: int, seq: int) -> Move:
     return Move("abandoned", msgspec.structs.replace(row, **change))
 
 
-def affects(row: Row, record: AttemptFailed) -> bool:
+def is_open_attempt(row: Row, record: AttemptFailed) -> bool:
     """Return whether an AttemptFailed belongs to a row's attempt and that attempt is still open."""
     answer, action = record.answer, record.answer.action
     return (row.stage, row.seq) == ("pending", answer.seq) and action is not None and action.id == row.action

@@ -1,7 +1,7 @@
 """The fold from rows to policy state. Recovery, replay and the live run compute the same function of the log.
 
-The live run, recovery and `verify-decisions` all update a policy through `tell` and `offer`, and the latter two get
-their events from `events`, so the three cannot diverge.
+The live run, recovery and `verify-decisions` all update a policy through `update_policy` and `offer`. Recovery and
+`verify-decisions` also get their events from `events`, so the three cannot diverge.
 
 A policy whose state depends only on the set of observations gets all decisions, then all updates, then all corrections,
 in large batches (BLAS-3). The others (networks, windows, ties of k-NN) get them in the order of the live run.
@@ -18,9 +18,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from agents.bandit.errors import FIX_LOG, CorruptState
-from agents.bandit.policy import (
-    Policy,
-)
+from agents.bandit.policy import Policy
 from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, RefitRow, Row
 
 # Offers: which actions were available when, and how they are passed to a policy.
@@ -131,7 +129,7 @@ def events(rows: Iterable[AnyRow], after: int = -1) -> list[LogEvent]:
     return sorted(kept, key=lambda event: (event.seq, event.kind != "offer"))
 
 
-def tell(policy: Policy, kind: EventKind, rows: Sequence[Row]) -> None:
+def update_policy(policy: Policy, kind: EventKind, rows: Sequence[Row]) -> None:
     """Update a policy with decisions or outcomes of one kind, in order."""
     match kind:
         case "decided" | "abandoned":
@@ -142,7 +140,7 @@ def tell(policy: Policy, kind: EventKind, rows: Sequence[Row]) -> None:
             pass
 
 
-def taught(rows: Iterable[Row], after: int = -1) -> list[tuple[str, int]]:
+def outcome_weights(rows: Iterable[Row], after: int = -1) -> list[tuple[str, int]]:
     """Return the tenant and the weight of every outcome after a sequence number, in order."""
     found = []
     for row in rows:
@@ -163,7 +161,6 @@ class Folded:
 
     decisions: int
     updates: int
-    corrections: int
     outstanding: int
     last_seq: int
     clock: int
@@ -196,20 +193,19 @@ def fold(
                     offer(policy, row, actions)
         alike = [row for row in rows_of_kind if isinstance(row, Row)]
         for start in range(0, len(alike), BATCH):
-            tell(policy, kind, alike[start : start + BATCH])
+            update_policy(policy, kind, alike[start : start + BATCH])
     counted = Counter(event.kind for event in told)
     decided = [row for row in whole if isinstance(row, Row)]
     return Folded(
         decisions=counted["decided"],
         updates=counted["reward"] + counted["failure"],
-        corrections=counted["correction"],
         outstanding=sum(row.stage == "pending" for row in decided),
         last_seq=max((row.last_seq for row in decided), default=after),
         clock=max((row.clock + 1 for row in decided), default=0),
     )
 
 
-def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
+def sequence_gap(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
     """Return the first missing or repeated sequence number of a log as an error; None if the log is complete.
 
     Decisions and updates share one sequence without gaps, so a lost or unread row leaves a gap.

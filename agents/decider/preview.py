@@ -18,7 +18,9 @@ from msgspec import Struct
 
 from agents.bandit.learner import predictions
 from agents.bandit.policy import ActionVector, Contribution, Drift, Objective, Target
-from agents.decider.decider import Decider, DecisionEnvironment, context_of, in_force
+from agents.decider.decider import Decider
+from agents.decider.decisions import policy_context, resolve_objective
+from agents.decider.eligibility import DecisionEnvironment
 from schemas.chat import Requirement
 from schemas.decision import PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
@@ -111,10 +113,12 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     """
     policy = decider.policy
     shadow_price = policy.pacer.shadow_price if policy.pacer else None
-    objective = in_force(record, environment, policy.name, shadow_price)
+    objective = resolve_objective(record, environment, policy.name, shadow_price)
     surface, baseline = policy.traits.surface, decider.baseline
-    keeps = environment.kept(record, decider.sessions)
-    context = context_of(record, environment, decider.encoder, surface, baseline=baseline, kept=keeps)
+    keeps = environment.session_action(record, decider.sessions)
+    context = policy_context(
+        record, environment, decider.encoder, surface, baseline=baseline, session_action=keeps
+    )
     (of,) = predictions(policy, [context], [Objective.of(objective)], decider.seed)
     terms = of.terms and of.terms()
     # A draw by the floor or the control group is not the policy's choice.

@@ -11,7 +11,15 @@ from agents.bandit.errors import FIX_LOG, FIX_PRIOR, CorruptState, DeciderError
 from agents.bandit.policy import Policy
 from agents.decider import snapshot
 from agents.decider.open_rows import HeldRows, OpenRows
-from agents.decider.policy_fold import Folded, fold, introduce, on_offer, refits_of, taught, untold
+from agents.decider.policy_fold import (
+    Folded,
+    fold,
+    introduce,
+    on_offer,
+    outcome_weights,
+    refits_of,
+    sequence_gap,
+)
 from agents.decider.rows import ActionRow, AnyRow, OfferRow, Row, decode_row, own_row
 from agents.decider.sessions import Sessions
 from agents.decider.shares import TeachingShares
@@ -110,7 +118,7 @@ def restore(
     actions = {row.action: row for row in own.values() if isinstance(row, ActionRow)}
     _require_unit(offers, unit)
     after = -1 if found is None else found.version
-    if whole and (absent := untold(rows, after)) is not None:
+    if whole and (absent := sequence_gap(rows, after)) is not None:
         error = refused[0] if refused and found is None else absent
         raise CorruptState(error.what, error.found, error.wanted, _fix(rows, policy, error.fix))
     if whole and found is None and BEGINNING in versions(known):
@@ -142,7 +150,7 @@ def restore(
         raise CorruptState(
             "the rows of the log", f"{error}", "rows of this learner", _fix(rows, policy, FIX_LOG)
         ) from error
-    shares.extend(taught(rows, after))
+    shares.extend(outcome_weights(rows, after))
     for row in sorted((row for row in rows if row.seq > after and row.session), key=attrgetter("seq")):
         sessions.add(row.turn)
     context_offset, reward_offset = max(contexts, default=-1), max(rewards, default=-1)

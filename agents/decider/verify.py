@@ -18,7 +18,7 @@ from agents.bandit.learner import choice, predictions, tied
 from agents.bandit.policy import Choice, Context, Objective, Policy, Prediction, Target
 from agents.catalogue.action_space import ActionSpace
 from agents.decider import snapshot
-from agents.decider.decider import seed_of
+from agents.decider.decisions import seed_of
 from agents.decider.policy_fold import (
     LogEvent,
     events,
@@ -26,8 +26,8 @@ from agents.decider.policy_fold import (
     offer,
     refits_of,
     resume_offer,
-    tell,
-    untold,
+    sequence_gap,
+    update_policy,
 )
 from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, Row, decode_row
 from agents.decider.sessions import Sessions, undrawn
@@ -78,7 +78,7 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
         return log, -1
     if not decided:
         raise CorruptState("the decider's log", "no rows", "at least one decision")
-    if (absent := untold(decided)) is None:
+    if (absent := sequence_gap(decided)) is None:
         prior = {k: v for k, v in snapshots.items() if is_prior(k)}
         found, refused = snapshot.read(prior, policy.load)
         if refused:
@@ -91,7 +91,7 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
     found, refused = snapshot.read(later, policy.load, oldest=True)
     if found is None:
         raise refused[0] if refused else absent
-    if (absent := untold(decided, found.version)) is not None:
+    if (absent := sequence_gap(decided, found.version)) is not None:
         raise absent
     return log, found.version
 
@@ -122,7 +122,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
             # These decisions are one batch, made from the same state, including λ.
             yield from _compared(policy, decided, offered, seed)
             yield from _kept(decided, sessions)
-        tell(policy, kind, decided)
+        update_policy(policy, kind, decided)
 
 
 def _together(event: LogEvent) -> tuple[EventKind, int]:

@@ -24,8 +24,10 @@ from agents.catalogue.cost_model import cost_of
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import beside_catalogue
 from agents.catalogue.models import ActionError, Catalogue
-from agents.decider.decider import Decided, Decider, DecisionEnvironment, Learned
-from agents.decider.failed_attempts import Failure, Followed
+from agents.decider.decider import Decider, Learned
+from agents.decider.decisions import Decided
+from agents.decider.eligibility import DecisionEnvironment
+from agents.decider.failed_attempts import Failure, RetryResult
 from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import EndedIds
 from agents.embedding import BadEmbedding, Encoder, EncoderError, EncoderRefused, embed_actions, encoder_id
@@ -680,7 +682,7 @@ class DeciderService(Ordered):
             await self._read_contexts(batch)  # if there were no rows before
 
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
-        """Decide for contexts, learn from rewards, or follow attempts that failed.
+        """Decide for contexts, learn from rewards, or retry attempts that failed.
 
         A refit on all outcomes runs in a thread: it can take a second and would block the event loop. In the meantime,
         only the holder of the lock reads the learner.
@@ -690,7 +692,7 @@ class DeciderService(Ordered):
             return BatchEffects()
         if isinstance(batch[0][0], QueryContext):
             return self._decide(batch)
-        learn = self._follow if isinstance(batch[0][0], AttemptFailed) else self._learn
+        learn = self._retry if isinstance(batch[0][0], AttemptFailed) else self._learn
         if self.learner.live.policy.refits.due(len(batch)):
             return await self.runtime.in_thread(partial(learn, batch))
         return learn(batch)
@@ -705,7 +707,7 @@ class DeciderService(Ordered):
 
     async def settled(self) -> None:
         """Update the pending gauges, and write a snapshot if one is due; all records of the batch have been sent."""
-        self.learner.log.followed = max(self.learner.log.followed, self._last_failure)
+        self.learner.log.retried_offset = max(self.learner.log.retried_offset, self._last_failure)
         decider = self.learner.live
         self.pending.show()
         self.learner.show(decider)
@@ -830,12 +832,12 @@ class DeciderService(Ordered):
         until_ms = context.appended_ms + timeout_s * SearchRules().search_share * 1000
         return not context.appended_ms or self.runtime.clock.now_ms() < until_ms
 
-    def _follow(self, batch: Sequence[tuple[AttemptFailed, ConsumerRecord]]) -> BatchEffects:
+    def _retry(self, batch: Sequence[tuple[AttemptFailed, ConsumerRecord]]) -> BatchEffects:
         """Decide again for the query of each failed attempt, or end it with the Answer of that attempt."""
         assert self.learner.offered is not None, "nothing is on offer"
         self._last_failure = batch[-1][1].offset
         living, _ = self.environments(self.learner.offered.space)
-        results = self.learner.live.follow(
+        results = self.learner.live.retry_failed(
             [self._failure(record, at) for record, at in batch],
             self.learner.row,
             living,
@@ -845,19 +847,19 @@ class DeciderService(Ordered):
         done = list(zip(batch, results, strict=True))
         return BatchEffects(
             rows=[row for each in results for row in each.rows],
-            send=[out for each in results for out in self._following(each)],
+            send=[out for each in results for out in self._retry_effects(each)],
             refused=[
                 Refusal(each.error, at.value, at.origin, answer=True) for (_, at), each in done if each.error
             ],
-            then=partial(self._followed, done),
+            then=partial(self._retried, done),
         )
 
-    def _following(self, followed: Followed) -> list[Outgoing]:
-        if followed.answer is not None:
-            return [Outgoing.of(self.runtime.topics.answer, followed.answer)]
-        return self._outgoing(Decided(followed.query_id, followed.value, followed.group))
+    def _retry_effects(self, result: RetryResult) -> list[Outgoing]:
+        if result.answer is not None:
+            return [Outgoing.of(self.runtime.topics.answer, result.answer)]
+        return self._outgoing(Decided(result.query_id, result.value, result.group))
 
-    def _followed(self, done: Sequence[tuple[tuple[AttemptFailed, ConsumerRecord], Followed]]) -> None:
+    def _retried(self, done: Sequence[tuple[tuple[AttemptFailed, ConsumerRecord], RetryResult]]) -> None:
         metrics = self.runtime.metrics
         for (record, at), each in done:
             if each.error is not None:
@@ -866,6 +868,8 @@ class DeciderService(Ordered):
                 metrics.duplicates.labels(at.topic).inc()
                 continue
             self.pending.remove(attempt_id(record.query_id, record.attempt))
+            if each.refused is not None:
+                log.info("%s: not tried again: %s", record.query_id, each.refused)
             model = record.answer.action.model if record.answer.action else ""
             metrics.failed_attempts.labels(model, "answered" if each.value is None else "retried").inc()
             if each.value is not None:

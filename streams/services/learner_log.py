@@ -37,7 +37,7 @@ class LearnerLog:
     Attributes:
         table: Rows by key, in memory: open rows, and those that are not in two snapshots yet.
         snapshot_at: Sequence number of the newest snapshot; -1 for none.
-        followed: Offset of the last AttemptFailed after which the next Decision, or the Answer, has been sent.
+        retried_offset: Offset of the last AttemptFailed after which the next Decision, or the Answer, has been sent.
     """
 
     def __init__(self, runtime: Runtime, recovered: Callable[[], Awaitable[None]]) -> None:
@@ -54,7 +54,7 @@ class LearnerLog:
             begins=self._begins,
         )
         self.snapshot_at = -1
-        self.followed = -1
+        self.retried_offset = -1
         self._reading = self.table.reading  # the recovery that the learner is based on
         self._again_s = 0.0  # earliest time of the next snapshot attempt
         # Snapshot records as read, until folded.
@@ -249,7 +249,7 @@ class LearnerLog:
         floor = snapshot.floor_of(self._manifests)
         # The row of a failed attempt stays until the next Decision or the Answer has been sent: without the row, a
         # redelivered AttemptFailed belongs to a query that has ended, and nothing is sent.
-        unsent = decider.failure_offset > self.followed
+        unsent = decider.failure_offset > self.retried_offset
         if floor is None or (unsent and decider.failure_offset >= first[topics.attempt_failed, 0]):
             return 0
         old = [key for key, last in self._ended.items() if last <= floor.version]
@@ -324,7 +324,7 @@ class LearnerLog:
                     offset,
                     ends[topic],
                 )
-        self.followed = committed.get(topics.attempt_failed, 0) - 1
+        self.retried_offset = committed.get(topics.attempt_failed, 0) - 1
 
     async def _report_expired(self, found: Recovered) -> None:
         """Log records that retention removed before the learner read them: they are never decided or learned."""

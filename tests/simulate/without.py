@@ -17,8 +17,8 @@ import pytest
 
 from agents.bandit import contextual
 from agents.bandit.pacing import Pacer
-from agents.decider import decider
-from agents.decider.failed_attempts import Before
+from agents.decider import decider, decisions
+from agents.decider.failed_attempts import PreviousAttempts
 from agents.decider.shares import TeachingShares
 from agents.encoders import HttpEncoder
 from agents.grading.pool import GradingPool
@@ -118,7 +118,7 @@ FIXES = {
         TeachingShares, "weight", {"return int(self._weight[own] <= others)": "return 1"}, (2,)
     ),
     "rows leave the question out": Fix(
-        decider,  # where it is called from
+        decisions,  # where it is called from
         "without_question",
         {"text=LEFT_OUT,": ""},
         (2,),
@@ -178,30 +178,33 @@ FIXES = {
         life, "repaired", {"decider.seq = max(": "max("}, (1105301, 1114579)
     ),
     "a model that failed is not asked again": Fix(
-        Before,
-        "left_out",
+        PreviousAttempts,
+        "excluded_models",
         {"return failed | siblings if set(usable) - failed - siblings else failed": "return frozenset()"},
         (2, 3),
     ),
     "what a failed attempt cost counts": Fix(
-        Before, "of", {"cost=failure.cost or 0.0": "cost=0.0"}, (10, 43)
+        PreviousAttempts, "of", {"cost=failure.cost or 0.0": "cost=0.0"}, (10, 43)
     ),
     "a further attempt keeps the cohort": Fix(
-        decider,  # where it is called from
-        "decision_of",
-        {"choice.cohort if before is None else before.decision.cohort": "choice.cohort"},
+        decisions,  # where it is called from
+        "build_decision",
+        {"choice.cohort if previous is None else previous.decision.cohort": "choice.cohort"},
         (9, 10),
     ),
     "a further attempt is not drawn into the control group": Fix(
-        decider, "context_of", {"drawn=attempt == 1": "drawn=True"}, (9, 77)
+        decisions, "policy_context", {"drawn=attempt == 1": "drawn=True"}, (9, 77)
     ),
     "a failed attempt that is read again ends its query": Fix(
-        decider.Decider, "_follow", {"if row.failure_offset == failure.offset:": "if False:"}, (310, 441)
+        decider.Decider,
+        "_handle_failure",
+        {"if row.failure_offset == failure.offset:": "if False:"},
+        (310, 441),
     ),
     "a failed attempt's row stays until what follows it has been sent": Fix(
         LearnerLog,
         "_write",
-        {"unsent = decider.failure_offset > self.followed": "unsent = False"},
+        {"unsent = decider.failure_offset > self.retried_offset": "unsent = False"},
         (7101017,),
     ),
     "a snapshot of rows that went with the partition ends no worker": Fix(

@@ -15,7 +15,9 @@ from agents.catalogue.action_space import PAIRS, ActionSpace, uis_space
 from agents.catalogue.control_state import ControlState
 from agents.catalogue.file import load_catalogue
 from agents.decider import snapshot
-from agents.decider.decider import Decided, Decider, DecisionEnvironment, Learned
+from agents.decider.decider import Decider, Learned
+from agents.decider.decisions import Decided
+from agents.decider.eligibility import DecisionEnvironment
 from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import START_KEY, is_record, manifests, start_of
 from schemas.decision import Decision

@@ -25,7 +25,7 @@ from agents.bandit.policy import ActionVector, Observation
 from agents.bandit.prior import teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.action_space import uis_space
-from agents.decider.decider import Decided
+from agents.decider.decisions import Decided
 from schemas.objective import Weights
 from schemas.query import Origin, QueryContext
 from schemas.reward import Kind, Reward

@@ -25,7 +25,7 @@ from agents.catalogue.action_space import ActionSpace
 from agents.catalogue.control_state import ControlState
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import ActionError, Catalogue, Model, Sampling
-from agents.decider.decider import Decided
+from agents.decider.decisions import Decided
 from agents.decider.rewards import RewardRules
 from agents.decider.rows import Row, decode_row, without_question
 from agents.decider.verify import mismatches

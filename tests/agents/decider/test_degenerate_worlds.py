@@ -17,7 +17,7 @@ import pytest
 
 from agents.bandit.learner import header, unpack
 from agents.bandit.registry import build_policy, kinds
-from agents.decider.decider import Decided
+from agents.decider.decisions import Decided
 from agents.decider.preview import preview
 from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision

@@ -11,7 +11,7 @@ from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.linucb import LinUCB, SlidingWindow, Thompson
 from agents.bandit.policy import Policy
-from agents.decider.decider import Decided
+from agents.decider.decisions import Decided
 from agents.decider.failed_attempts import Failure
 from agents.decider.rows import decode_row
 from agents.decider.verify import mismatches
@@ -60,7 +60,7 @@ def failed(
 
 def follow(shard: Shard, *failures: Failure, attempts: int = 2) -> list[Any]:
     """Let the decider follow failures, and write the rows as its service does."""
-    done = shard.decider.follow(failures, shard.row, shard.environment, attempts=attempts)
+    done = shard.decider.retry_failed(failures, shard.row, shard.environment, attempts=attempts)
     shard.table |= [row for each in done for row in each.rows]
     return done
 
@@ -143,7 +143,7 @@ def test_the_last_attempt_ends_with_its_answer(shard: Shard) -> None:
 def test_a_crash_between_two_attempts_leaves_one_next_decision(shard: Shard, written: bool) -> None:
     context, first = asked(shard)
     failure = failed(first, context)
-    [next_] = shard.decider.follow([failure], shard.row, shard.environment, attempts=2)
+    [next_] = shard.decider.retry_failed([failure], shard.row, shard.environment, attempts=2)
     if written:
         shard.table |= list(next_.rows)
     shard.crash()

@@ -15,7 +15,7 @@ from agents.bandit.errors import CorruptState, DuplicateQuery
 from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import LinUCB
 from agents.decider import snapshot
-from agents.decider.policy_fold import events, introduce, offer, tell
+from agents.decider.policy_fold import events, introduce, offer, update_policy
 from agents.decider.repair import refused, repaired
 from agents.decider.rows import REFIT_KEY, ActionRow, Row, decode_row, encode_row
 from agents.decider.snapshot import RESET_KEY, is_record
@@ -147,7 +147,7 @@ def relearned(shard: Shard, without: set[bytes]) -> Any:
     introduce(policy, known.values())
     for event in events(left, after):
         if isinstance(event.row, Row):
-            tell(policy, event.kind, [event.row])
+            update_policy(policy, event.kind, [event.row])
         else:
             offer(policy, event.row, known)
     return policy

@@ -11,7 +11,7 @@ import pytest
 from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureMap
 from agents.bandit.linucb import LinUCB
-from agents.decider.decider import Decided
+from agents.decider.decisions import Decided
 from agents.decider.rows import encode_row
 from agents.decider.sessions import session_of
 from agents.decider.verify import mismatches, opened

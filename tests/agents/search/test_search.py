@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agents.catalogue.models import Sampling
-from agents.decider.decider import seed_of
+from agents.decider.decisions import seed_of
 from agents.search.explain import explain
 from agents.search.forest import SearchError
 from agents.search.progress import Progress
