@@ -148,7 +148,7 @@ class HttpEncoder:
         try:
             self._read(self._request([EMPTY_TEXT], attempts=1), 1)
         except EncoderError:
-            raise EncoderUnavailable(f"{error}; it embeds no other text either") from error
+            raise EncoderUnavailable(f"{error}; it does not embed any other text either") from error
 
     def close(self) -> None:
         """Close the connections."""

@@ -223,7 +223,7 @@ def _number(path: Path, number: int, row: Row, column: str, low: float, high: fl
         found = float(value)
     except (TypeError, ValueError):
         raise OutcomeError(
-            f"{path}, row {number}, column {column}: {value!r} is no number; correct it"
+            f"{path}, row {number}, column {column}: {value!r} is not a number; correct it"
         ) from None
     if not low <= found <= high or math.isinf(found):
         bounds = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"

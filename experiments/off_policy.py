@@ -55,7 +55,7 @@ class LoggedDecisions:
         if not np.isfinite(self.rewards).all():
             at = int(np.flatnonzero(~np.isfinite(self.rewards))[0])
             raise EvaluationError(
-                f"decision {at}: reward {self.rewards[at]} is no number; leave it out of the log"
+                f"decision {at}: reward {self.rewards[at]} is not a number; leave it out of the log"
             )
 
 
@@ -182,7 +182,7 @@ def _weights(log: LoggedDecisions, probabilities: Array, floor: float) -> Array:
     if probabilities.ndim != 2 or len(probabilities) != n:
         raise EvaluationError(f"probabilities: shape {probabilities.shape}, expected ({n}, actions)")
     if (probabilities < 0).any() or not np.allclose(probabilities.sum(axis=1), 1):
-        raise EvaluationError("probabilities: a row is no distribution; each sums to 1")
+        raise EvaluationError("probabilities: a row is not a distribution; each must sum to 1")
     weights = probabilities[np.arange(n), log.actions] / log.propensities
     _enough(effective(weights), floor)
     return np.asarray(weights)

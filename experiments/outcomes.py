@@ -178,7 +178,7 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
     table = pq.read_table(path)
     metadata = table.schema.metadata or {}
     if b"uniscale.questions" not in metadata:
-        raise OutcomeError(f"{path}: is no recording of ours; give a --mapping for other tables")
+        raise OutcomeError(f"{path}: is not one of our recordings; give a --mapping for other tables")
     asked = [
         QuestionInfo(entry["question_id"], entry["text"], entry["level"], entry.get("family", ""))
         for entry in orjson.loads(metadata[b"uniscale.questions"])

@@ -178,7 +178,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             )
         best = self.drafts[self.best] if self.best >= 0 else None
         if best is not None and not completes(best.fate, best.finish, self.limits):
-            raise ValueError(f"best {self.best} is no completed path: give one that is, or -1")
+            raise ValueError(f"best {self.best} is not a completed path: give one that is, or -1")
 
     def path(self, index: int) -> tuple[int, ...]:
         """Return the indices of the path from the root to a draft."""

@@ -84,7 +84,7 @@ class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         """Reject bounds that are not a range."""
         if not 0 < self.low < self.high < math.inf:
-            why = f"is {self.low}, high {self.high}; want 0 < low < high, finite"
+            why = f"is {self.low}, high {self.high}; give finite numbers with 0 < low < high"
             raise InvalidField("CostRange", "low", why)
 
 

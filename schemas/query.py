@@ -284,7 +284,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     def _check_reference(self, reference: Reference) -> None:
         check_json("Query", "reference", reference, MAX_REFERENCE)
         if isinstance(reference, float) and abs(reference) >= MAX_EXACT:
-            why = f"is {reference:g}: a number of that size has lost digits by now; give it as a text"
+            why = f"is {reference:g}: numbers of that size lose digits; give it as text"
             raise InvalidField("Query", "reference", why)
         tests = reference.get("tests") if isinstance(reference, dict) else None
         if isinstance(tests, list | tuple) and len(tests) > MAX_TESTS:

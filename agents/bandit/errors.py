@@ -102,6 +102,6 @@ FIX_LOG: Final = (
 
 FIX_PRIOR: Final = (
     "the learner began from this prior, which no row of the log holds: go back to the policy settings that wrote it, "
-    "or begin anew with `python -m streams learner reset`"
+    "or start over with `python -m streams learner reset`"
 )
 """Suggested fix for a prior in the log that is damaged or was written under different settings."""

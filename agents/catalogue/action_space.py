@@ -60,11 +60,11 @@ class ActionSpace:
     def __post_init__(self) -> None:
         """Reject an empty space, or one with duplicates."""
         if not self.actions:
-            raise ActionError("the space is empty: allow at least one model of the catalogue")
+            raise ActionError("there is no action: allow at least one model of the catalogue")
         index = {action: at for at, action in enumerate(self.actions)}
         if len(index) < len(self.actions):
             twice = next(action for at, action in enumerate(self.actions) if index[action] != at)
-            raise ActionError(f"the space holds {twice} twice: drop one")
+            raise ActionError(f"{twice} appears twice among the actions: remove one")
         object.__setattr__(self, "_index", index)
 
     def __len__(self) -> int:
@@ -150,7 +150,7 @@ class ActionSpace:
         )
         if not left:
             wanted = ", ".join(dict.fromkeys(self.actions[i].model for i in accepted))
-            raise ActionError(f"no executor is up for {wanted}: start one, or allow another model")
+            raise ActionError(f"no executor is running for {wanted}: start one, or allow another model")
         return left
 
     def _pinned(self, action: Action) -> int:

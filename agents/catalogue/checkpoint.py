@@ -129,7 +129,7 @@ def _stored(checkpoint: Path) -> int:
                 )
             parameters += math.prod(tensor["shape"])
     if not parameters:
-        raise CatalogueError(f"{checkpoint}: its safetensors hold no parameters; save the model again")
+        raise CatalogueError(f"{checkpoint}: its safetensors contain no parameters; save the model again")
     return parameters
 
 
@@ -142,7 +142,7 @@ def _header(file: Path) -> dict[str, Any]:
     except ValueError:
         header = None
     if not isinstance(header, dict):
-        raise CatalogueError(f"{file}: is not a whole safetensors file; save the model again")
+        raise CatalogueError(f"{file}: is not a complete safetensors file; save the model again")
     return header
 
 

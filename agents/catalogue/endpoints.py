@@ -145,11 +145,15 @@ def by_effort(entry: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(endpoint, dict) or endpoint.get("kind") != "chat":
         raise InvalidField("Model", "efforts", "is for endpoint.kind chat: leave it out")
     if not isinstance(efforts, dict) or not efforts:
-        raise InvalidField("Model", "efforts", "is no mapping: write {low: {reasoning_effort: low}, high: …}")
+        raise InvalidField(
+            "Model", "efforts", "is not a mapping: write {low: {reasoning_effort: low}, high: …}"
+        )
     made = []
     for effort, fields in efforts.items():
         if not isinstance(fields, dict):
-            raise InvalidField("Model", f"efforts.{effort}", "is no mapping: write {reasoning_effort: low}")
+            raise InvalidField(
+                "Model", f"efforts.{effort}", "is not a mapping: write {reasoning_effort: low}"
+            )
         sent = {name: value for name, value in fields.items() if name != "max_tokens"}
         own = {**endpoint, "extra_body": {**endpoint.get("extra_body", {}), **sent}}
         if "max_tokens" in fields:

@@ -46,7 +46,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         keys = Counter(key.value for key, _ in pairs if isinstance(key, yaml.ScalarNode))
         if twice := [key for key, times in keys.items() if times > 1]:
             raise yaml.constructor.ConstructorError(
-                None, None, f"{twice[0]!r} is there twice", node.start_mark
+                None, None, f"{twice[0]!r} appears twice", node.start_mark
             )
         return super().construct_mapping(node, deep)
 

@@ -110,7 +110,7 @@ class Objectives:
             ObjectiveError: The unit of the range is not that of the deployment's costs.
         """
         if cost_range.unit != self.cost_range.unit:
-            why = f"cost range is in {cost_range.unit}, but costs are in {self.cost_range.unit}; give it in the latter"
+            why = f"cost range is in {cost_range.unit}, but costs are in {self.cost_range.unit}; give it in that unit"
             raise ObjectiveError(why)
         return replace(self, cost_range=cost_range, range_version=version)
 

@@ -186,7 +186,7 @@ def _require_unit(rows: Iterable[AnyRow], unit: CostUnit) -> None:
     for row in rows:
         if isinstance(row, OfferRow) and row.unit != unit:
             fix = (
-                "go back to a catalogue that counts in the former, or begin anew with "
+                "go back to a catalogue with costs in that unit, or start over with "
                 "`python -m streams learner reset`, or under another topic prefix"
             )
             raise CorruptState("the unit of costs", row.unit, unit, fix)
@@ -206,7 +206,7 @@ def _fix(rows: Sequence[Row], policy: Policy, fix: str) -> str:
         return fix
     return (
         f"the policy {other!r} wrote it, and this is {own!r}: set UNISCALE_POLICY={other} to go on, "
-        "or begin anew with `python -m streams learner reset`"
+        "or start over with `python -m streams learner reset`"
     )
 
 

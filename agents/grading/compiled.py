@@ -35,7 +35,7 @@ def refusal(patterns: Sequence[str] = (), schema: Mapping[str, Any] | None = Non
                 warnings.simplefilter("ignore")  # about syntax that may change
                 re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            return f"is {shown(pattern)}, which is no regular expression ({error}); correct it"
+            return f"is {shown(pattern)}, which is not a valid regular expression ({error}); correct it"
     return "" if schema is None else _schema_refusal(schema)
 
 

@@ -298,7 +298,9 @@ def _text_of(item: Any) -> str:
 def _number_text(item: Any) -> str:
     text = gold_of(item)
     if as_number(text) is None:
-        raise _refused(f"is {shown(item)}, which is no number; give one, or another grader than last-number")
+        raise _refused(
+            f"is {shown(item)}, which is not a number; give one, or use another grader than last-number"
+        )
     return text
 
 

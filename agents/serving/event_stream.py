@@ -72,7 +72,7 @@ class EventStream(ABC):
             chunk = msgspec.json.decode(data, type=self.chunk)
             arrived = self._add(chunk)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError, TypeError) as error:
-            raise EngineReplyError(f"{self._path}: an event of the stream is no chunk: {error}") from error
+            raise EngineReplyError(f"{self._path}: an event of the stream is not a chunk: {error}") from error
         self._error = chunk.error or self._error
         for piece in arrived:
             self.began = True

@@ -242,7 +242,7 @@ async def _ask(loaded: Loaded, model: Model, rules: ProbeRules) -> None:
     try:
         await ask(loaded.engine, model.sampling, rules, step_id="first question", max_tokens=_FIRST_TOKENS)
     except EngineDiedError as error:
-        raise EngineStartError(f"{model.name}: died of its first question: {error}") from error
+        raise EngineStartError(f"{model.name}: died on its first question: {error}") from error
     except ServingError:
         pass  # it did not crash
 

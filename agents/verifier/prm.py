@@ -82,7 +82,9 @@ def last_score(rows: "NDArray[np.float32]", rendered: "Rendered", good_label: in
         )
     score = float(row[good_label])
     if not -ROUNDING <= score <= 1 + ROUNDING:
-        raise ScoreRangeError(f"{model}: a score of {score} is no probability; check the pooler's activation")
+        raise ScoreRangeError(
+            f"{model}: a score of {score} is not a probability; check the pooler's activation"
+        )
     return min(1.0, max(0.0, score))
 
 

@@ -259,7 +259,7 @@ async def _shard(
             rows.append(await row(wide, action, in_use))
         if question.question_id in plan.whole and (sample > 0 or whole in variants) and memory.made != made:
             raise DerivationError(
-                f"{shard.name}: {memory.made - made} drafts were missing from 64 whole paths; record it anew"
+                f"{shard.name}: {memory.made - made} drafts were missing from 64 whole paths; record it again"
             )
     return rows
 
@@ -280,7 +280,7 @@ def take_over(journal: SearchJournal, earlier: Path, questions: Iterable[Questio
     texts = {each.question_id: each.text for each in questions}
     for each in table.questions_in(earlier):
         if texts.get(each.question_id) != each.text:
-            raise JournalError(f"{earlier}: {each.question_id} is another question now; record anew")
+            raise JournalError(f"{earlier}: {each.question_id} is a different question now; record again")
     begun = {name: value for name, value in settings.items() if name != "samples"}
     begun["questions"] = now["questions"]
     if settings["verifiers"] == now["verifiers"][: len(settings["verifiers"])]:

@@ -180,7 +180,9 @@ def settings_of(recording: Path) -> dict[str, Any]:
     """
     metadata = (pq.read_schema(recording).metadata or {}) if recording.is_file() else {}
     if b"uniscale.settings" not in metadata:
-        raise OutcomeError(f"{recording}: is no recording of ours; `python -m experiments record` makes one")
+        raise OutcomeError(
+            f"{recording}: is not one of our recordings; `python -m experiments record` makes one"
+        )
     settings: dict[str, Any] = orjson.loads(metadata[b"uniscale.settings"])
     return settings
 

@@ -61,7 +61,7 @@ class _Asked(Struct, frozen=True):
         """
         url, _, named = (part.strip() for part in text.partition(","))
         if not url.startswith(("http://", "https://")):
-            raise SetupRefused(f"--{kind} {url}: is no address; give one such as http://127.0.0.1:8000")
+            raise SetupRefused(f"--{kind} {url}: is not an address; give one such as http://127.0.0.1:8000")
         if kind == "vllm" and named:
             raise SetupRefused(
                 f"--vllm {text}: a key of vLLM is given by UNISCALE_ENGINE_KEY; leave out the name after the comma"

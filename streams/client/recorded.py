@@ -49,7 +49,7 @@ def read_recorded(path: Path) -> Generator[Recorded, None, None]:
         if unknown := sorted(fields.keys() - known):
             close = get_close_matches(unknown[0], known, 1)
             meant = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
-            raise QuestionError(f"{where}: {unknown[0]}: is no field of a recorded query{meant}")
+            raise QuestionError(f"{where}: {unknown[0]}: is not a field of a recorded query{meant}")
         at_s = _seconds(fields.get(TIMESTAMP), where)
         if at_s < before_s:
             raise QuestionError(
@@ -71,7 +71,7 @@ def rows_of(path: Path) -> Iterator[Row]:
     """
     rows = _FORMATS.get(path.suffix.lower())
     if rows is None:
-        raise QuestionError(f"{path}: is none of {', '.join(_FORMATS)}; convert it")
+        raise QuestionError(f"{path}: is not one of {', '.join(_FORMATS)}; convert it")
     yield from rows(path)
 
 

@@ -247,7 +247,7 @@ class DriftNotice:
             if now.accuracy_seq is not None and now.accuracy_seq != was.accuracy_seq:
                 self._metrics.accuracy_drifts.labels(model).inc()
                 log.warning(
-                    "%s: its answers are right more or less often than was learned; its accuracy is learned anew from "
+                    "%s: its answers are right more or less often than was learned; its accuracy is learned again from "
                     "sequence number %d on. Has its checkpoint, its template or its server changed?",
                     model,
                     now.accuracy_seq,

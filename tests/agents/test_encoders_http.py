@@ -195,7 +195,7 @@ def test_no_text_is_blamed_while_another_fails_too(
 ) -> None:
     """The other one is tried once: behind a load balancer, a server may fail every second time."""
     server.replies = [lambda _: (status, {"error": "no"})] * 5
-    with pytest.raises(EncoderUnavailable, match="it embeds no other text either") as raised:
+    with pytest.raises(EncoderUnavailable, match="it does not embed any other text either") as raised:
         encoder.encode(["a"])
     assert raised.type is EncoderUnavailable
 
@@ -300,6 +300,6 @@ def test_server_that_embeds_nothing_is_unavailable(
     encoder: HttpEncoder, server: Embeddings, reply: Reply
 ) -> None:
     server.replies = [reply, reply]
-    with pytest.raises(EncoderUnavailable, match="it embeds no other text either"):
+    with pytest.raises(EncoderUnavailable, match="it does not embed any other text either"):
         encoder.encode(["a"])
     assert encoder.encode(["a"]).shape == (1, DIMENSION), "nothing is remembered against it"

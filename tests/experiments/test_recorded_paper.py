@@ -177,4 +177,4 @@ def test_the_card_counts_what_a_recording_holds(tmp_path: Path) -> None:
     assert f"rows: {len(rows):,}, 0 of them derived" in told
     right = 100 * sum(row["correct"] for row in rows) / len(rows)
     assert f"right, with early exit: {right:.2f} %" in told
-    assert "is no recording of ours" in lab("card", tmp_path / "none.parquet", status=1)
+    assert "is not one of our recordings" in lab("card", tmp_path / "none.parquet", status=1)

@@ -160,7 +160,7 @@ def test_a_recording_of_other_weights_is_not_run_again(recording: Path, tiny: Pa
     pq.write_table(read.replace_schema_metadata(told), tmp_path / "r.parquet")
     with pytest.raises(OutcomeError, match=r"weights 0000000000000000 of tiny, here are .*; record it again"):
         reopened(tmp_path / "r.parquet", tiny)
-    with pytest.raises(OutcomeError, match="is no recording of ours"):
+    with pytest.raises(OutcomeError, match="is not one of our recordings"):
         settings_of(tmp_path / "none.parquet")
 
 

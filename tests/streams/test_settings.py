@@ -149,7 +149,7 @@ def test_a_catalogue_in_the_file_is_read_from_there(tmp_path: Path) -> None:
         ("objectives: {o: {}}", "mine.yaml: objectives: o, field weights: is missing"),
         ("objectives: {o: 3}", "mine.yaml: objectives: o: expected a mapping"),
         ("- seed", "mine.yaml: expected a mapping"),
-        ("seed: 3\nseed: 4", "mine.yaml: is not YAML ('seed' is there twice"),
+        ("seed: 3\nseed: 4", "mine.yaml: is not YAML ('seed' appears twice"),
     ],
 )
 def test_what_cannot_be_in_the_file_is_refused_by_file_and_key(

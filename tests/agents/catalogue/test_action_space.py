@@ -107,7 +107,7 @@ def test_allowed_and_available_models_both_count(qwen3: Catalogue) -> None:
     assert space.choices() == tuple(range(168))
     left = space.choices(allowed_models=["qwen3-4b", "qwen3-8b"], available_models=["qwen3-8b", "other"])
     assert {space[i].model for i in left} == {"qwen3-8b"}
-    with pytest.raises(ActionError, match="no executor is up for qwen3-4b: start one"):
+    with pytest.raises(ActionError, match="no executor is running for qwen3-4b: start one"):
         space.choices(allowed_models=["qwen3-4b"], available_models=["qwen3-8b"])
     with pytest.raises(ActionError, match="allowed_models holds 'gpt-9'; choose one of"):
         space.choices(allowed_models=["gpt-9"])
@@ -117,9 +117,9 @@ def test_allowed_and_available_models_both_count(qwen3: Catalogue) -> None:
 
 def test_an_empty_space_and_a_double_action_are_refused() -> None:
     action = Action(model="m", qp=1, cp=1, bs=1)
-    with pytest.raises(ActionError, match="the space is empty"):
+    with pytest.raises(ActionError, match="there is no action"):
         ActionSpace(())
-    with pytest.raises(ActionError, match="holds m/1/1/1 twice"):
+    with pytest.raises(ActionError, match="m/1/1/1 appears twice"):
         ActionSpace((action, action))
 
 

@@ -301,7 +301,7 @@ def test_a_catalogue_may_stand_in_a_configuration_file(tmp_path: Path, content: 
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cat.yaml"
     path.write_text("name: a\nhardware: {name: b, intensity: 1, intensity: 2}\n")
-    with pytest.raises(CatalogueError, match=r"cat.yaml: is not YAML \('intensity' is there twice"):
+    with pytest.raises(CatalogueError, match=r"cat.yaml: is not YAML \('intensity' appears twice"):
         load_catalogue(path)
 
 

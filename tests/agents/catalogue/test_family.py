@@ -123,7 +123,7 @@ def test_a_bad_family_says_where_and_what(family: Path, changes: dict[str, Any],
 @pytest.mark.parametrize("damage", [b"", b"\x08", b"\xff" * 100, b"\x04\0\0\0\0\0\0\0nope"])
 def test_a_damaged_checkpoint_is_refused(family: Path, damage: bytes) -> None:
     (family / "models" / "tiny-a" / "model.safetensors").write_bytes(damage)
-    with pytest.raises(CatalogueError, match=r"tiny-a/model.safetensors: is not a whole safetensors file"):
+    with pytest.raises(CatalogueError, match=r"tiny-a/model.safetensors: is not a complete safetensors file"):
         load(family)
 
 

@@ -242,7 +242,7 @@ def test_a_query_is_decided_among_models_with_what_it_requires() -> None:
     assert list(mismatches(shard.policy(), rows, seed=7)) == []
     shard.environment = replace(shard.environment, living=frozenset({second, third}))
     [waiting] = shard.ask(shard.context(options=tools))
-    assert f"no executor is up for {first}" in str(waiting.error)
+    assert f"no executor is running for {first}" in str(waiting.error)
 
 
 def account_of(shard: Shard, decided: Decided) -> Any:

@@ -261,7 +261,7 @@ BAD = [
     ("boxed-only", [{"tests": []}], "reference: [0] is a dict"),
     ("boxed", {"a": 1}, "reference.tests: must be a list"),
     ("boxed", "####", "reference: is an empty text"),
-    ("last-number", "many", "reference: is 'many', which is no number; give one, or another grader"),
+    ("last-number", "many", "reference: is 'many', which is not a number; give one, or use another grader"),
     ("contains", [["a"]], "reference: [0] is a list"),
     ("regex", 7, "reference: is 7, and grader regex takes a regular expression as text; give one"),
     (
@@ -289,9 +289,9 @@ def test_ungradable_reference_is_refused_with_the_reason(
     [
         (
             {"patterns": ["a", "("]},
-            "is '(', which is no regular expression (missing ), unterminated subpattern",
+            "is '(', which is not a valid regular expression (missing ), unterminated subpattern",
         ),
-        ({"patterns": ["(" * 1500 + ")" * 1500]}, "which is no regular expression"),
+        ({"patterns": ["(" * 1500 + ")" * 1500]}, "which is not a valid regular expression"),
         ({"patterns": ["(?<=a+)b"]}, "look-behind requires fixed-width pattern"),
         ({"schema": {"type": "strin"}}, "is not a JSON Schema ($.type: 'strin' is not valid"),
         ({"schema": {"properties": {"a": {"pattern": "["}}}}, "is not a JSON Schema ($.properties.a.pattern"),

@@ -128,7 +128,7 @@ async def test_model_that_dies_on_its_first_question_is_not_served() -> None:
     await registry.settled()
     assert states(registry) == {"a": "ready", "b": "failed", "c": "ready"}
     [why] = [each.why for each in registry.health() if each.model == "b"]
-    assert why == "EngineStartError: b: died of its first question: CUDA error"
+    assert why == "EngineStartError: b: died on its first question: CUDA error"
 
 
 async def test_model_stuck_on_its_first_question_delays_nobody() -> None:
@@ -141,7 +141,7 @@ async def test_model_stuck_on_its_first_question_delays_nobody() -> None:
 async def test_model_that_breaks_others_stops_the_start() -> None:
     registry = ModelRegistry(Loader())
     registry.want([model("a"), model("b", "harmful")])
-    with pytest.raises(EngineStartError, match="a: died of its first question: its context is gone"):
+    with pytest.raises(EngineStartError, match="a: died on its first question: its context is gone"):
         await registry.settled()
 
 

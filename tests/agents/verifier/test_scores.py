@@ -36,7 +36,7 @@ def test_a_label_the_model_does_not_have_is_an_error() -> None:
 
 @pytest.mark.parametrize("score", [float("nan"), 1.5, -0.2])
 def test_a_score_that_is_no_probability_is_an_error(score: float) -> None:
-    with pytest.raises(ScoreRangeError, match="is no probability"):
+    with pytest.raises(ScoreRangeError, match="is not a probability"):
         last_score(rows(0.1, score), PROMPT, 1, "prm")
 
 

@@ -169,7 +169,7 @@ def test_a_recording_of_other_settings_is_not_continued(
     journal = SearchJournal(tmp_path / "longer.jsonl", {**settings, **changed})
     with pytest.raises(JournalError, match=message):
         take_over(journal, tmp_path / "short.parquet", QUESTIONS)
-    with pytest.raises(JournalError, match="a-0 is another question now; record anew"):
+    with pytest.raises(JournalError, match="a-0 is a different question now; record again"):
         take_over(SearchJournal(tmp_path / "same.jsonl", settings), tmp_path / "short.parquet", QUESTIONS[1:])
 
 
@@ -289,4 +289,6 @@ def test_what_is_no_recording_cannot_be_continued(
     monkeypatch.chdir(tiny)
     told = ["--catalogue", "tiny.yaml", "--share", "0.001", "--task", task, "--work", tmp_path / "work"]
     refused = lab("record", *told, "--continue", foreign, status=1)
-    assert f"Error: {foreign}: is no recording of ours; `python -m experiments record` makes one" in refused
+    assert (
+        f"Error: {foreign}: is not one of our recordings; `python -m experiments record` makes one" in refused
+    )

@@ -317,7 +317,7 @@ def test_an_entry_is_read_as_strictly_as_a_catalogue(monkeypatch: pytest.MonkeyP
     words = ["add", str(tmp_path / "model.yaml")]
     done = CliRunner().invoke(catalogue.catalogue, words, obj=Settings())
     assert isinstance(done.exception, CatalogueError)
-    assert "'group' is there twice" in str(done.exception)
+    assert "'group' appears twice" in str(done.exception)
 
 
 @pytest.mark.parametrize("tenant", ["", "x" * 300])

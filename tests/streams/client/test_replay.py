@@ -81,7 +81,7 @@ def test_the_formats_say_the_same(tmp_path: Path, suffix: str) -> None:
         ),
         (
             '{"timestamp": 9, "prompts": "?"}',
-            "line 1: prompts: is no field of a recorded query; did you mean prompt?",
+            "line 1: prompts: is not a field of a recorded query; did you mean prompt?",
         ),
         ('{"timestamp": 9}', "line 1: no question"),
         ('{"timestamp": 9, "text": "?", "timeout_s": "long"}', r"line 1: .*timeout_s"),

@@ -75,7 +75,7 @@ def test_wrong_types_and_unknown_fields(site: GatewayDeployment, client: httpx.C
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"grader": "regex", "reference": "("}, "reference: is '(', which is no regular expression"),
+        ({"grader": "regex", "reference": "("}, "reference: is '(', which is not a valid regular expression"),
         ({"grader": {"name": "json", "schema": {"type": 5}}}, "grader.schema: is not a JSON Schema ($.type"),
     ],
 )

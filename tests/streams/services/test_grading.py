@@ -129,7 +129,7 @@ def _control(cluster: Cluster) -> Any:
 
 async def test_invalid_references_are_rejected_before_a_decision(in_memory: InMemory, ask: Ask) -> None:
     wrong: dict[str, dict[str, Any]] = {
-        "reference: is '(', which is no regular expression": {"grader": "regex", "reference": "("},
+        "reference: is '(', which is not a valid regular expression": {"grader": "regex", "reference": "("},
         "reference: is an empty text": {"grader": "exact", "reference": " "},
         "reference: [1] is a dict": {"reference": ["a", {}]},
         "grader.schema: is not a JSON Schema ($.type": {
