@@ -26,7 +26,7 @@ from agents.catalogue.action_space import uis_space
 from agents.catalogue.control_state import ControlState
 from agents.catalogue.file import load_catalogue
 from agents.decider.decider import Decider
-from agents.decider.decisions import Decided
+from agents.decider.decisions import DecisionResult
 from agents.decider.eligibility import DecisionEnvironment
 from agents.decider.snapshot import EndedIds
 from agents.embedding import Encoder, encoder_id
@@ -208,7 +208,7 @@ async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> 
     return decider.seq
 
 
-def _drawn_reward(decided: Decided, rng: np.random.Generator) -> Reward:
+def _drawn_reward(decided: DecisionResult, rng: np.random.Generator) -> Reward:
     """Return a final reward with random terms."""
     assert decided.value is not None, decided.error
     decision = decode(decided.value, Decision)

@@ -65,7 +65,9 @@ def _worker(topics: Topics, spec: ServiceSpec, group: str) -> Iterator[Grant]:
     own: tuple[tuple[Resource, str], ...] = ()
     if spec.inputs:
         own = (("group", topics.app_id(spec.name, group)),)
-    read: tuple[tuple[Resource, str], ...] = tuple(("topic", name) for name in spec.looks_at(topics, group))
+    read: tuple[tuple[Resource, str], ...] = tuple(
+        ("topic", name) for name in spec.readable_topics(topics, group)
+    )
     yield Grant(operations=("Read",), resources=(*read, *own))
     written = (*spec.outputs, *spec.state)
     if plain := [name for name in written if _GROUP not in name]:

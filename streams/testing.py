@@ -42,7 +42,7 @@ def run_service(
         cluster = Cluster(settings or Settings(), {spec.name: spec})
         await cluster.up()
         inputs = dict(
-            zip((each.kind for each in spec.inputs.values()), spec.reads(cluster.topics), strict=True)
+            zip((each.kind for each in spec.inputs.values()), spec.input_topics(cluster.topics), strict=True)
         )
         for record in records:
             if (topic := inputs.get(type(record))) is None:

@@ -19,7 +19,7 @@ from agents.bandit.errors import CorruptState, DeciderError
 from agents.bandit.policy import ActionVector, Policy
 from agents.bandit.prior import begin, outcomes_of, require_cost_basis
 from agents.decider import snapshot
-from agents.decider.decisions import Decided, Timer, decisions, reject_ended, resend_decision, untimed
+from agents.decider.decisions import DecisionResult, Timer, decisions, reject_ended, resend_decision, untimed
 from agents.decider.eligibility import DecisionEnvironment
 from agents.decider.failed_attempts import (
     Failure,
@@ -31,7 +31,7 @@ from agents.decider.failed_attempts import (
 )
 from agents.decider.policy_fold import offer, update_policy
 from agents.decider.recovery import Records, Recovered, restore
-from agents.decider.rewards import Move, RewardRules, Verdict, applied
+from agents.decider.rewards import RewardRules, RowTransition, Verdict, apply_reward
 from agents.decider.rows import (
     ENDED,
     GROWTH,
@@ -61,7 +61,7 @@ Rows = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnResult:
     """The result for one Reward: rows to write, nothing, or the error for its dead letter.
 
     Attributes:
@@ -165,7 +165,7 @@ class Decider:
         rows: Rows,
         environment: DecisionEnvironment,
         timer: Timer = untimed,
-    ) -> list[Decided]:
+    ) -> list[DecisionResult]:
         """Choose an action for each Context.
 
         Args:
@@ -174,7 +174,7 @@ class Decider:
             environment: Catalogue, objectives and living executors.
             timer: Measures how long the choice takes. Decisions record this, and nothing else depends on it.
         """
-        results: dict[int, Decided] = {}
+        results: dict[int, DecisionResult] = {}
         fresh: dict[str, tuple[int, QueryContext, Origin]] = {}
         repeated: list[tuple[int, QueryContext]] = []
         for at, (context, origin) in enumerate(asked):
@@ -193,7 +193,7 @@ class Decider:
             results[at] = resend_decision(context, first.row[1]) if first.row else first
         return [results[at] for at in range(len(asked))]
 
-    def learn(self, rewards: Sequence[tuple[Reward, int]], rows: Rows) -> list[Learned]:
+    def learn(self, rewards: Sequence[tuple[Reward, int]], rows: Rows) -> list[LearnResult]:
         """Apply each reward once.
 
         Args:
@@ -202,18 +202,18 @@ class Decider:
         """
         # Compute every row before changing anything.
         newer: dict[str, Row] = {}
-        results: list[Learned] = []
-        moves: list[Move] = []
+        results: list[LearnResult] = []
+        moves: list[RowTransition] = []
         for reward, offset in rewards:
             try:
-                verdict, found = self._applied(reward, offset, newer, rows, self.seq + len(moves))
+                verdict, found = self._apply_reward(reward, offset, newer, rows, self.seq + len(moves))
             except DeciderError as error:
-                results.append(Learned(reward.query_id, error=error))
+                results.append(LearnResult(reward.query_id, error=error))
                 continue
             moves += found
             newer |= {move.row.name: move.row for move in found}
             results.append(
-                Learned(
+                LearnResult(
                     reward.query_id,
                     verdict,
                     tuple(move.row.name for move in found if move.row.stage in ENDED),
@@ -353,16 +353,16 @@ class Decider:
 
     def _decide_fresh(
         self, asked: Sequence[tuple[QueryContext, Origin]], environment: DecisionEnvironment, timer: Timer
-    ) -> list[Decided]:
+    ) -> list[DecisionResult]:
         step = 1 if self.policy.traits.counts_decisions else max(1, len(asked))
-        results: list[Decided] = []
+        results: list[DecisionResult] = []
         for start in range(0, len(asked), step):
             part = asked[start : start + step]
             try:
                 made = self._decisions(part, environment, timer)
             except UniscaleError as error:
                 if len(part) == 1:
-                    results.append(Decided(part[0][0].query_id, error=error))
+                    results.append(DecisionResult(part[0][0].query_id, error=error))
                 else:
                     for one in part:
                         results += self._decide_fresh([one], environment, timer)
@@ -384,18 +384,18 @@ class Decider:
         self.policy.refits.results.clear()
         return tuple((row.key, encode_row(row)) for row in found)
 
-    def _applied(
+    def _apply_reward(
         self, reward: Reward, offset: int, newer: Mapping[str, Row], rows: Rows, seq: int
-    ) -> tuple[Verdict, list[Move]]:
+    ) -> tuple[Verdict, list[RowTransition]]:
         """Return the verdict on a reward, and the rows that it changes, of its own attempt and of later attempts."""
         query_id, attempt = reward.query_id, reward.attempt
         name = attempt_id(query_id, attempt)
         row = newer.get(name) or self._row(name, rows)
         verdict: Verdict = "late"
-        moves: list[Move] = []
+        moves: list[RowTransition] = []
         if row is not None or self.ended.find(query_id) is None:
             self._checked(row)
-            verdict, move = applied(row, reward, offset, seq, self.rules, self.shares)
+            verdict, move = apply_reward(row, reward, offset, seq, self.rules, self.shares)
             moves += [] if move is None else [move]
         # A search that ran twice may have failed once and answered once. The attempt after the failure is then void.
         while reward.closes:
@@ -448,7 +448,7 @@ class Decider:
         previous: PreviousAttempts,
         environment: DecisionEnvironment,
         timer: Timer,
-    ) -> Decided | None:
+    ) -> DecisionResult | None:
         """Return the next Decision for the query of an attempt that failed, or its error; None if it may have none."""
         if context is None or context.query.pinned is not None or not previous.affordable(context.query):
             return None
@@ -459,7 +459,7 @@ class Decider:
             [(made, next_)] = self._decisions(asked, replace(environment, excluded=excluded), timer, previous)
         except UniscaleError as error:
             # Returned, not raised: the failed attempt's row already has a sequence number and must be written.
-            return Decided(context.query_id, error=error)
+            return DecisionResult(context.query_id, error=error)
         self._record([next_])
         return made
 
@@ -469,7 +469,7 @@ class Decider:
         environment: DecisionEnvironment,
         timer: Timer,
         previous: PreviousAttempts | None = None,
-    ) -> list[tuple[Decided, Row]]:
+    ) -> list[tuple[DecisionResult, Row]]:
         """Return what `decisions` returns for the current state, without changing the state."""
         return decisions(
             self.policy,
@@ -507,7 +507,7 @@ class Decider:
         if row is not None and row.action not in self.actions:
             raise CorruptState(f"row {row.query_id!r} action", row.action, "an action row of that id")
 
-    def _update_policy(self, moves: Sequence[Move]) -> None:
+    def _update_policy(self, moves: Sequence[RowTransition]) -> None:
         """Update the policy in order, batching consecutive moves of the same kind."""
         for kind, group in groupby(moves, key=attrgetter("what")):
             update_policy(self.policy, kind, [move.row for move in group])

@@ -22,7 +22,7 @@ from agents.decider.categories import categories_of
 from agents.decider.eligibility import DecisionEnvironment
 from agents.decider.failed_attempts import PreviousAttempts
 from agents.decider.rows import Row, decode_row, encode_row, with_question, without_question
-from agents.decider.sessions import Sessions, session_of, undrawn
+from agents.decider.sessions import Sessions, session_of, without_propensity
 from schemas.action import Action
 from schemas.decision import MAX_SEED, Decision, PolicyState, Predicted, ScoredAction
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError
@@ -42,7 +42,7 @@ def untimed() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecisionResult:
     """The result for one Context: a Decision to send, or the error for its dead letter.
 
     Attributes:
@@ -78,7 +78,7 @@ def decisions(
     previous: PreviousAttempts | None = None,
     baseline: str = "",
     sessions: Sessions,
-) -> list[tuple[Decided, Row]]:
+) -> list[tuple[DecisionResult, Row]]:
     """Return a Decision for each Context, all made from one state of the policy, with their rows.
 
     Args:
@@ -118,7 +118,8 @@ def decisions(
     ]
     chosen = choose(policy, contexts, [Objective.of(o) for o in objectives], seed)
     choices = [
-        undrawn(each) if action else each for each, action in zip(chosen, session_actions, strict=True)
+        without_propensity(each) if action else each
+        for each, action in zip(chosen, session_actions, strict=True)
     ]
     decide_s = timer() - began_s
     made = []
@@ -157,7 +158,7 @@ def decisions(
             session=decision.session,
         )
         stored = (row.key, encode_row(row, limit))
-        made.append((Decided(record.query_id, value, decision.group, stored), row))
+        made.append((DecisionResult(record.query_id, value, decision.group, stored), row))
     return made
 
 
@@ -342,22 +343,22 @@ def seed_of(seed: int, query: Query, attempt: int = 1) -> int:
 # A Context whose query has already been decided: send the same Decision again, send nothing, or reject a duplicate.
 
 
-def resend_decision(context: QueryContext, value: bytes) -> Decided:
+def resend_decision(context: QueryContext, value: bytes) -> DecisionResult:
     """Return the result for a Context whose query has a row: the existing Decision, or DuplicateQuery."""
     row = decode_row(context.query_id.encode(), value)
     assert isinstance(row, Row)
     if row.query_origin != context.origin:
-        return Decided(
+        return DecisionResult(
             context.query_id, error=DuplicateQuery(context.query_id, row.query_origin, context.origin)
         )
     decision = with_question(bytes(row.decision), context.query)
-    return Decided(context.query_id, encode(decision), decision.group)
+    return DecisionResult(context.query_id, encode(decision), decision.group)
 
 
-def reject_ended(context: QueryContext, place: tuple[int, int]) -> Decided:
+def reject_ended(context: QueryContext, place: tuple[int, int]) -> DecisionResult:
     """Return the result for a Context whose query has ended and whose row was removed: nothing, or DuplicateQuery."""
     partition, offset = place
     if (context.origin.partition, context.origin.offset) == place:
-        return Decided(context.query_id)
+        return DecisionResult(context.query_id)
     first = Origin(topic=context.origin.topic, partition=partition, offset=offset)
-    return Decided(context.query_id, error=DuplicateQuery(context.query_id, first, context.origin))
+    return DecisionResult(context.query_id, error=DuplicateQuery(context.query_id, first, context.origin))

@@ -1,8 +1,8 @@
-"""Failed attempts: close the attempt's row, and pick another model if any can answer.
+"""Failed attempts: what closes their rows, what a further attempt inherits, and which models it must not use.
 
-The executor writes an AttemptFailed instead of an Answer, and only the decider acts on it. The result is either one
-further Decision or the Answer that the record carries. The rows record which of the two happened, so redelivering the
-record has the same outcome.
+The executor writes an AttemptFailed instead of an Answer, and only the decider acts on it (`Decider.retry_failed`). The
+result is one further Decision or the Answer that the record carries. The rows record which of the two happened, so
+redelivering the record has the same outcome.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from agents.bandit.policy import check_log_cost
 from agents.catalogue.models import Catalogue
-from agents.decider.rewards import Move, ended_by_failure
+from agents.decider.rewards import RowTransition, ended_by_failure
 from agents.decider.rows import Row
 from agents.decider.shares import TeachingShares
 from schemas.answer import Answer
@@ -124,7 +124,7 @@ class PreviousAttempts:
         return failed | siblings if set(usable) - failed - siblings else failed
 
 
-def failed(row: Row, failure: Failure, seq: int, shares: TeachingShares, *, learn: bool) -> Move:
+def failed(row: Row, failure: Failure, seq: int, shares: TeachingShares, *, learn: bool) -> RowTransition:
     """Return the final row of a failed attempt, with the update of the policy.
 
     If its model is at fault, the policy learns a wrong answer, as from the Reward of such an Answer (decision 18).
@@ -134,7 +134,7 @@ def failed(row: Row, failure: Failure, seq: int, shares: TeachingShares, *, lear
         row: The row.
         failure: How its attempt failed.
         seq: The next sequence number.
-        shares: The tenants of earlier outcomes; as for `applied`.
+        shares: The tenants of earlier outcomes; as for `apply_reward`.
         learn: Whether anything may be learned from its query.
 
     Raises:
@@ -148,10 +148,10 @@ def failed(row: Row, failure: Failure, seq: int, shares: TeachingShares, *, lear
     return ended_by_failure(row, seq, change, shares, at_fault=at_fault, learn=learn)
 
 
-def superseded(row: Row, offset: int, seq: int) -> Move:
+def superseded(row: Row, offset: int, seq: int) -> RowTransition:
     """Return the final row of a later attempt whose query an earlier attempt ended; nothing is learned from it."""
     change = {"reward_offset": offset, "stage": "abandoned", "ended_seq": seq}
-    return Move("abandoned", msgspec.structs.replace(row, **change))
+    return RowTransition("abandoned", msgspec.structs.replace(row, **change))
 
 
 def is_open_attempt(row: Row, record: AttemptFailed) -> bool:

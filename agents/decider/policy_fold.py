@@ -38,7 +38,7 @@ def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> No
     policy.offer([actions[action_id].vector() for action_id in row.actions], row.price_factors)
 
 
-def on_offer(rows: Iterable[object], seq: float = math.inf) -> OfferRow:
+def offer_at(rows: Iterable[object], seq: float = math.inf) -> OfferRow:
     """Return the offer at a sequence number, by default the last; NO_OFFER before the first.
 
     Args:
@@ -53,13 +53,13 @@ def resume_offer(
     policy: Policy, rows: Iterable[object], seq: int, actions: Mapping[str, ActionRow]
 ) -> OfferRow:
     """Make the offer at a sequence number, if there was one, and return it."""
-    offered = on_offer(rows, seq)
+    offered = offer_at(rows, seq)
     if offered is not NO_OFFER:
         offer(policy, offered, actions)
     return offered
 
 
-def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
+def register_actions(policy: Policy, actions: Iterable[ActionRow]) -> None:
     """Add the log's actions in order of appearance, the first catalogue's at once because they fix the centre."""
     known = sorted(actions, key=lambda row: row.position)
     policy.offer([row.vector() for row in known if row.anchor])

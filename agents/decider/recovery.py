@@ -14,10 +14,10 @@ from agents.decider.open_rows import HeldRows, OpenRows
 from agents.decider.policy_fold import (
     Folded,
     fold,
-    introduce,
-    on_offer,
+    offer_at,
     outcome_weights,
     refits_of,
+    register_actions,
     sequence_gap,
 )
 from agents.decider.rows import ActionRow, AnyRow, OfferRow, Row, decode_row, own_row
@@ -138,7 +138,7 @@ def restore(
         # A crash interrupted the first offer. The centre must be computed from the whole offer, not from part of it.
         actions.clear()
     try:
-        introduce(policy, actions.values())
+        register_actions(policy, actions.values())
         policy.refits.results.update(logged := refits_of(own.values(), after))
         folded = fold(policy, [*rows, *offers], after, actions)
         for outcomes, result in logged.items():
@@ -162,7 +162,7 @@ def restore(
         reward_offset=reward_offset,
         failure_offset=failure_offset,
         actions=actions,
-        offered=on_offer(offers),
+        offered=offer_at(offers),
         prior=prior_of(known),
         shares=shares,
         sessions=sessions,

@@ -54,16 +54,16 @@ class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError(f"impute is {self.impute}; write score, or a number from 0 to 1")
 
 
-class Move(Struct, frozen=True):
+class RowTransition(Struct, frozen=True):
     """The policy update that a reward causes."""
 
     what: EventKind
     row: Row
 
 
-def applied(
+def apply_reward(
     row: Row | None, reward: Reward, offset: int, seq: int, rules: RewardRules, shares: TeachingShares
-) -> tuple[Verdict, Move | None]:
+) -> tuple[Verdict, RowTransition | None]:
     """Return the verdict on a reward, and the changed row with its policy update.
 
     Args:
@@ -118,28 +118,28 @@ def applied(
         "tokens": _tokens(reward),
     }
     if reward.cost_only:
-        return "priced", _move("cost", row, {**change, "stage": "priced", "ended_seq": seq})
+        return "priced", _transition("cost", row, {**change, "stage": "priced", "ended_seq": seq})
     change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
-    return "learned", _move("reward", row, change)
+    return "learned", _transition("reward", row, change)
 
 
 def ended_by_failure(
     row: Row, seq: int, change: dict[str, Any], shares: TeachingShares, *, at_fault: bool, learn: bool
-) -> Move:
+) -> RowTransition:
     """Return the final row of an attempt without an answer, which counts as a wrong answer if its model is at fault.
 
     Args:
         row: The row.
         seq: The next sequence number.
         change: Other fields of the row that change, such as `paid`.
-        shares: As for `applied`.
+        shares: As for `apply_reward`.
         at_fault: Whether its model is at fault; otherwise nothing is learned.
         learn: Whether anything may be learned from its query.
     """
     change = change | {"entered": 0.0} if at_fault else change
     if not (at_fault and learn and _weighed(row, shares, change)):
         return _abandoned(row, seq, change)[1]
-    return _move("failure", row, change | {"correct": 0.0, "stage": "failed", "learned_seq": seq})
+    return _transition("failure", row, change | {"correct": 0.0, "stage": "failed", "learned_seq": seq})
 
 
 def _weighed(row: Row, shares: TeachingShares, change: dict[str, Any]) -> int:
@@ -165,24 +165,24 @@ def _counts_as_wrong(reward: Reward, rules: RewardRules) -> bool:
 
 def _resolved(
     row: Row, reward: Reward, seq: int, rules: RewardRules, change: dict[str, Any]
-) -> tuple[Verdict, Move | None]:
+) -> tuple[Verdict, RowTransition | None]:
     """Close a row that is already in A: replace the imputed value, or keep it."""
     change["stage"] = "closed"
     correct = 0.0 if _counts_as_wrong(reward, rules) else reward.correct
     if correct is None or not reward.learn:
         closed = msgspec.structs.replace(row, **change, ended_seq=seq)
-        return "closed", Move("nothing", closed)
+        return "closed", RowTransition("nothing", closed)
     check_share(row.query_id, "correct", correct)
-    return "corrected", _move("correction", row, {**change, "correct": correct, "corrected_seq": seq})
+    return "corrected", _transition("correction", row, {**change, "correct": correct, "corrected_seq": seq})
 
 
-def _abandoned(row: Row, seq: int, change: dict[str, Any]) -> tuple[Verdict, Move]:
+def _abandoned(row: Row, seq: int, change: dict[str, Any]) -> tuple[Verdict, RowTransition]:
     """Close a row from which nothing is learned."""
-    return "abandoned", _move("abandoned", row, {**change, "stage": "abandoned", "ended_seq": seq})
+    return "abandoned", _transition("abandoned", row, {**change, "stage": "abandoned", "ended_seq": seq})
 
 
-def _move(what: EventKind, row: Row, change: dict[str, Any]) -> Move:
-    return Move(what, msgspec.structs.replace(row, **change))
+def _transition(what: EventKind, row: Row, change: dict[str, Any]) -> RowTransition:
+    return RowTransition(what, msgspec.structs.replace(row, **change))
 
 
 def _countable(row: Row, reward: Reward) -> bool:

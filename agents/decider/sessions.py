@@ -73,7 +73,7 @@ def session_of(query: Query) -> str:
     return hashlib.blake2b(f"{query.account}\0{query.session}".encode(), digest_size=8).hexdigest()
 
 
-def undrawn(choice: Choice) -> Choice:
+def without_propensity(choice: Choice) -> Choice:
     """Return the choice of a turn that keeps its session's configuration, without propensity or random draw."""
     return replace(
         choice, reason="session", propensity=None, propensity_draws=0, propensity_error=0.0, randomised=False

@@ -22,15 +22,15 @@ from agents.decider.decisions import seed_of
 from agents.decider.policy_fold import (
     LogEvent,
     events,
-    introduce,
     offer,
     refits_of,
+    register_actions,
     resume_offer,
     sequence_gap,
     update_policy,
 )
 from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, Row, decode_row
-from agents.decider.sessions import Sessions, undrawn
+from agents.decider.sessions import Sessions, without_propensity
 from agents.decider.snapshot import is_prior, is_record
 from schemas.action import Action
 from schemas.chat import ONE_SAMPLE
@@ -56,7 +56,7 @@ class Mismatch:
     replayed: object
 
 
-def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow], int]:
+def load_replay(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow], int]:
     """Return the rows of a log and the sequence number after which they can be replayed.
 
     That number is -1, for a replay from the beginning, unless rows have been removed from the log. In that case,
@@ -107,7 +107,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
     """
     log = list(rows)
     actions = {row.action: row for row in log if isinstance(row, ActionRow)}
-    introduce(policy, actions.values())
+    register_actions(policy, actions.values())
     policy.refits.results.update(refits_of(log, after))
     offered, sessions = resume_offer(policy, log, after, actions), Sessions()
     for told, group in groupby(events(log, after), key=_together):
@@ -218,7 +218,7 @@ def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -
         yield "action of the row", row.action, decision.action.id
     chosen = choice(replace(of, chosen=at), policy.version)
     if decision.reason == "session":
-        chosen = undrawn(chosen)
+        chosen = without_propensity(chosen)
     yield from _provenance(policy, row, decision, chosen)
     yield from _numbers(decision, chosen, sure=at == of.chosen and _clear(of))
     yield from _runners_up(decision, chosen, of)

@@ -20,7 +20,7 @@ from agents.decider.decider import Decider
 from agents.decider.repair import Refused, refused, repaired, shown
 from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import RESET_KEY, EndedIds, kernel, manifests, other_kernels, start_of
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from agents.embedding import encoder_id
 from agents.encoders import encoder_of
 from schemas.decision import Decision
@@ -327,7 +327,7 @@ def verify_decisions(settings: Settings) -> None:
     topics = Topics(settings)
     records = latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])
     policy = policy_of(settings, encoder_of(settings.encoder))
-    rows, after = opened(policy, records)
+    rows, after = load_replay(policy, records)
     decisions = sum(isinstance(row, Row) and row.seq > after for row in rows)
     found = list(mismatches(policy, rows, settings.policy.seed, after))
     for m in found[:_SHOWN]:

@@ -94,7 +94,7 @@ class Rows(NamedTuple, Generic[R]):
         return row
 
 
-class Keyed(Generic[R]):
+class KeyedService(Generic[R]):
     """A service that handles the records of one query at a time.
 
     Attributes:
@@ -130,7 +130,7 @@ class BatchEffects(Struct, frozen=True):
     then: Callable[[], object] = lambda: None
 
 
-class Ordered(ABC):
+class OrderedService(ABC):
     """A service that handles batches in partition order and whose state changes with each batch.
 
     Attributes:
@@ -167,17 +167,19 @@ class Ordered(ABC):
 async def connect(runtime: Runtime, spec: ServiceSpec) -> object:
     """Build the service of a worker, bind it to its inputs, and return it."""
     service = await spec.build(runtime)
-    for topic, each in zip(spec.reads(runtime.topics, runtime.group), spec.inputs.values(), strict=True):
-        if isinstance(service, Keyed):
+    for topic, each in zip(
+        spec.input_topics(runtime.topics, runtime.group), spec.inputs.values(), strict=True
+    ):
+        if isinstance(service, KeyedService):
             one = partial(_handle, runtime, service, each)
             runtime.each(topic, one, stage=each.stage, waits=each.waits)
-        elif isinstance(service, Ordered):
+        elif isinstance(service, OrderedService):
             batch = partial(_handle_batch, runtime, service, each)
             runtime.batches(topic, batch, stage=each.stage, most=each.most)
     return service
 
 
-async def _handle(runtime: Runtime, service: Keyed[R], each: Input, at: ConsumerRecord) -> None:
+async def _handle(runtime: Runtime, service: KeyedService[R], each: Input, at: ConsumerRecord) -> None:
     message: Any = decode(at.value, each.kind)
     rows = service.rows
     row = rows.get(message.query_id) if rows is not None else None
@@ -199,7 +201,7 @@ async def _handle(runtime: Runtime, service: Keyed[R], each: Input, at: Consumer
 
 
 async def _handle_batch(
-    runtime: Runtime, service: Ordered, each: Input, records: Sequence[ConsumerRecord]
+    runtime: Runtime, service: OrderedService, each: Input, records: Sequence[ConsumerRecord]
 ) -> None:
     batch, refused = list[tuple[Record, ConsumerRecord]](), list[Refusal]()
     for at in records:

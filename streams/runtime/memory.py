@@ -220,7 +220,7 @@ class MemoryRuntime(Runtime):
         self._errors = errors
 
     def _bind(self, topic: str, binding: Binding, stage: str) -> None:
-        if topic not in self.spec.reads(self.topics, self.group):
+        if topic not in self.spec.input_topics(self.topics, self.group):
             raise ValueError(
                 f"{self.service}: reads {topic}, which is not among the inputs of its ServiceSpec"
             )
@@ -247,7 +247,7 @@ class MemoryRuntime(Runtime):
 
     def require_read(self, topic: str) -> None:
         """Raise an error if the ServiceSpec does not list a topic that the service reads."""
-        if topic not in self.spec.looks_at(self.topics, self.group):
+        if topic not in self.spec.readable_topics(self.topics, self.group):
             raise ValueError(f"{self.service}: reads {topic}, which its ServiceSpec does not name")
 
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
@@ -263,7 +263,7 @@ class MemoryRuntime(Runtime):
 
     def require_own(self, topic: str) -> None:
         """Raise an error if a topic that the service writes is not part of its own state."""
-        if topic not in self.spec.keeps(self.topics):
+        if topic not in self.spec.state_topics(self.topics):
             raise ValueError(f"{self.service}: {topic} is not among the state of its ServiceSpec")
 
     async def _send(self, records: Sequence[Outgoing]) -> None:

@@ -281,16 +281,16 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     grouped: bool = False
     optional: bool = False
 
-    def reads(self, topics: Topics, group: str = "") -> tuple[str, ...]:
+    def input_topics(self, topics: Topics, group: str = "") -> tuple[str, ...]:
         """Return the full names of the topics that the service handles."""
         return _full(topics, self.inputs, group)
 
-    def looks_at(self, topics: Topics, group: str = "") -> tuple[str, ...]:
+    def readable_topics(self, topics: Topics, group: str = "") -> tuple[str, ...]:
         """Return the full names of all topics that the service may read, including its inputs and its own state."""
         beside = (*self.follows, *self.state, "control", "heartbeat")
         return _full(topics, (*self.inputs, *beside), group)
 
-    def keeps(self, topics: Topics) -> tuple[str, ...]:
+    def state_topics(self, topics: Topics) -> tuple[str, ...]:
         """Return the full names of the topics that hold the service's own state."""
         return _full(topics, self.state)
 

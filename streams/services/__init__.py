@@ -26,7 +26,7 @@ from schemas.query import Query, QueryContext
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.log.base import ConsumerRecord, Outgoing
-from streams.runtime.effects import BatchEffects, Effects, Keyed, Ordered, Rows
+from streams.runtime.effects import BatchEffects, Effects, KeyedService, OrderedService, Rows
 from streams.runtime.runtime import Input, Runtime, ServiceSpec
 
 __all__ = [
@@ -34,10 +34,10 @@ __all__ = [
     # for writing a service
     "ServiceSpec",
     "Input",
-    "Keyed",
+    "KeyedService",
     "Effects",
     "Rows",
-    "Ordered",
+    "OrderedService",
     "BatchEffects",
     "ConsumerRecord",
     "Outgoing",
@@ -47,7 +47,7 @@ __all__ = [
 # The embedder: admits queries, and encodes each Query into a Context.
 
 
-async def _build_embedder(runtime: Runtime) -> Keyed[None]:
+async def _build_embedder(runtime: Runtime) -> KeyedService[None]:
     from streams.services.embedder import EmbedderService
 
     return await EmbedderService.build(runtime)
@@ -65,7 +65,7 @@ EMBEDDER = ServiceSpec(
 # The decider: the deployment's learner, its log and its policy.
 
 
-async def _build_decider(runtime: Runtime) -> Ordered:
+async def _build_decider(runtime: Runtime) -> OrderedService:
     from streams.services.decider import DeciderService
     from streams.services.previews import Previews
 
@@ -93,7 +93,7 @@ DECIDER = ServiceSpec(
 # The executor: the searches of one group of models, and their engines.
 
 
-async def _build_executor(runtime: Runtime) -> Keyed[None]:
+async def _build_executor(runtime: Runtime) -> KeyedService[None]:
     from streams.services.executor import ExecutorService
 
     return await ExecutorService.build(runtime)
@@ -115,7 +115,7 @@ EXECUTOR = ServiceSpec(
 # The verifier: scores the steps of all groups.
 
 
-async def _build_verifier(runtime: Runtime) -> Keyed[None]:
+async def _build_verifier(runtime: Runtime) -> KeyedService[None]:
     from streams.services.verifier import VerifierService
 
     return await VerifierService.build(runtime)
@@ -132,7 +132,7 @@ VERIFIER = ServiceSpec(
 # The aggregator: Decision, Answer, Feedback and Due joined into Rewards.
 
 
-async def _build_aggregator(runtime: Runtime) -> Keyed[Any]:
+async def _build_aggregator(runtime: Runtime) -> KeyedService[Any]:
     from streams.services.aggregator import AggregatorService
 
     return await AggregatorService.build(runtime)

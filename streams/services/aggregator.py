@@ -43,7 +43,7 @@ from schemas.reward import Due, Feedback, Reward
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable, key_of
 from streams.log.partitioner import partition_for
 from streams.recent_ids import RecentIds
-from streams.runtime.effects import Effects, Keyed, Rows
+from streams.runtime.effects import Effects, KeyedService, Rows
 from streams.runtime.handler_guard import Refusal
 from streams.runtime.runtime import Runtime
 from streams.services import rejected
@@ -98,7 +98,7 @@ class GradersBusy(UniscaleError):
     """Too many answers of a tenant wait for a grader. Send fewer at once, or references that are quicker to grade."""
 
 
-class AggregatorService(Keyed[JoinRow]):
+class AggregatorService(KeyedService[JoinRow]):
     """Joins the records of each query of a deployment."""
 
     def __init__(self, runtime: Runtime) -> None:

@@ -24,8 +24,8 @@ from agents.catalogue.cost_model import cost_of
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import beside_catalogue
 from agents.catalogue.models import ActionError, Catalogue
-from agents.decider.decider import Decider, Learned
-from agents.decider.decisions import Decided
+from agents.decider.decider import Decider, LearnResult
+from agents.decider.decisions import DecisionResult
 from agents.decider.eligibility import DecisionEnvironment
 from agents.decider.failed_attempts import Failure, RetryResult
 from agents.decider.rows import Row, decode_row
@@ -45,7 +45,7 @@ from schemas.reward import Reward
 from streams.control_follower import Control, catalogue_of, mixed_in_words, ungraded_in_words
 from streams.log.base import ConsumerRecord, Outgoing, SendFailed, Unavailable, key_of
 from streams.metrics import Metrics
-from streams.runtime.effects import BatchEffects, Ordered
+from streams.runtime.effects import BatchEffects, OrderedService
 from streams.runtime.errors import Crash, PartialWrite, PartitionLost
 from streams.runtime.handler_guard import Refusal
 from streams.runtime.runtime import Runtime
@@ -626,12 +626,12 @@ class ShardLearner:
         log.info("on offer: %s", ", ".join(space.models))
 
 
-# One partition and one lock give decisions and updates a single order (`streams.runtime.effects.Ordered`). The state
-# behind a decision is on the broker before the decision is sent. A redelivered Context gets the stored bytes; a
-# redelivered Reward changes nothing. `agents.decider` contains the logic.
+# One partition and one lock give decisions and updates a single order (`OrderedService`). The state behind a decision
+# is on the broker before the decision is sent. A redelivered Context gets the stored bytes; a redelivered Reward
+# changes nothing. `agents.decider` contains the logic.
 
 
-class DeciderService(Ordered):
+class DeciderService(OrderedService):
     """The handlers of one shard, which share its learner one at a time.
 
     Attributes:
@@ -749,7 +749,7 @@ class DeciderService(Ordered):
         def row(query_id: str) -> bytes | None:
             return made.get(key_of(query_id)) or self.learner.row(query_id)
 
-        done: list[tuple[QueryContext, ConsumerRecord, Decided]] = []
+        done: list[tuple[QueryContext, ConsumerRecord, DecisionResult]] = []
         # Decide first for the queries that a live executor can run, then for the others.
         for trust, environment in ((True, living), (False, others)):
             part = [each for each, known in zip(batch, served, strict=True) if known is trust]
@@ -767,7 +767,7 @@ class DeciderService(Ordered):
             then=partial(self._decided, done),
         )
 
-    def _decided(self, done: Sequence[tuple[QueryContext, ConsumerRecord, Decided]]) -> None:
+    def _decided(self, done: Sequence[tuple[QueryContext, ConsumerRecord, DecisionResult]]) -> None:
         for _, at, each in done:
             if each.error is None and each.resent:
                 self.runtime.metrics.duplicates.labels(at.topic).inc()
@@ -857,7 +857,7 @@ class DeciderService(Ordered):
     def _retry_effects(self, result: RetryResult) -> list[Outgoing]:
         if result.answer is not None:
             return [Outgoing.of(self.runtime.topics.answer, result.answer)]
-        return self._outgoing(Decided(result.query_id, result.value, result.group))
+        return self._outgoing(DecisionResult(result.query_id, result.value, result.group))
 
     def _retried(self, done: Sequence[tuple[tuple[AttemptFailed, ConsumerRecord], RetryResult]]) -> None:
         metrics = self.runtime.metrics
@@ -878,7 +878,7 @@ class DeciderService(Ordered):
                 self._count(decision)
         self.drift.learned(self.learner.live.policy)
 
-    def _learned(self, done: Sequence[tuple[tuple[Reward, ConsumerRecord], Learned]]) -> None:
+    def _learned(self, done: Sequence[tuple[tuple[Reward, ConsumerRecord], LearnResult]]) -> None:
         metrics = self.runtime.metrics
         for (reward, at), each in done:
             if each.error is not None:
@@ -903,7 +903,7 @@ class DeciderService(Ordered):
             self._at_baseline = False
             log.info("an answer has been graded: from now on the policy decides, and no longer the baseline")
 
-    def _outgoing(self, decided: Decided) -> list[Outgoing]:
+    def _outgoing(self, decided: DecisionResult) -> list[Outgoing]:
         if decided.value is None:
             return []
         key = key_of(decided.query_id)

@@ -13,7 +13,7 @@ from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from schemas.spent import Spent
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable
-from streams.runtime.effects import Effects, Keyed
+from streams.runtime.effects import Effects, KeyedService
 from streams.runtime.queues import WINDOW
 from streams.runtime.runtime import Runtime
 from streams.services.admission import Admission, GraderChecks
@@ -34,7 +34,7 @@ class NotEmbeddedInTime(UniscaleError):
     instead = "timeout_s: was over before the encoder gave the query a vector; send it again later"
 
 
-class EmbedderService(Keyed[None]):
+class EmbedderService(KeyedService[None]):
     """Embeds and forwards queries as they are admitted."""
 
     def __init__(self, runtime: Runtime, encoder: Encoder) -> None:

@@ -45,7 +45,7 @@ from schemas.failure import QUESTIONABLE, attempt_id
 from schemas.record import decode, encode
 from schemas.search import SearchStep, Verification
 from streams.log.base import ConsumerRecord, Outgoing
-from streams.runtime.effects import Effects, Keyed
+from streams.runtime.effects import Effects, KeyedService
 from streams.runtime.errors import Death
 from streams.runtime.runtime import Runtime
 from streams.services.answer_chunks import AnswerChunks
@@ -65,7 +65,7 @@ FAILURES = 32_000
 """Failed attempts to read again at startup, so that a redelivered search does not end its attempt a second time."""
 
 
-class ExecutorService(Keyed[None]):
+class ExecutorService(KeyedService[None]):
     """Runs the searches of one group. It keeps no state that must survive a restart.
 
     Attributes:

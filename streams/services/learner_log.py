@@ -142,7 +142,7 @@ class LearnerLog:
         await self._remove_foreign(found, ChainMap(dict(records), snapshots))
         if decider.seq:
             self._require_current()
-            await self._hold_back(found)
+            await self._rewind_commits(found)
             await self._report_expired(found)
         self.runtime.metrics.recovery_seconds.labels("fold").set(fold_s)
         self._show()
@@ -305,7 +305,7 @@ class LearnerLog:
         await self._write_snapshots((key, None) for key in records)
         self._present.difference_update(records)
 
-    async def _hold_back(self, found: Recovered) -> None:
+    async def _rewind_commits(self, found: Recovered) -> None:
         """Rewind the group's committed offsets to the end of the log, if they are ahead of it."""
         topics = self.runtime.topics
         ends = {

@@ -14,7 +14,7 @@ from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.search import SearchStep
 from streams.control_follower import overlong_in_words
 from streams.log.base import ConsumerRecord, Outgoing
-from streams.runtime.effects import Effects, Keyed
+from streams.runtime.effects import Effects, KeyedService
 from streams.runtime.errors import Death
 from streams.runtime.runtime import Runtime
 from streams.services.hosting import unless_vllm_hangs, verifier_of, watch_vllm
@@ -26,7 +26,7 @@ class UnknownGroup(UniscaleError):
     """A step names an executor group that does not exist. Only executors may write steps (see SECURITY.md)."""
 
 
-class VerifierService(Keyed[None]):
+class VerifierService(KeyedService[None]):
     """Scores steps. A redelivered step is scored again; its first Verification counts."""
 
     def __init__(self, runtime: Runtime) -> None:

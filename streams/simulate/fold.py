@@ -40,8 +40,8 @@ def folded(service: DeciderService, log: Records, snapshots: Records) -> Decider
         ended=EndedIds(settings.policy.remembered_ids),
     )
     fold.recover(log.items(), snapshots.items())
-    on_offer = OfferRow(seq=fold.seq, actions=fold.offered, price_factors=dict(fold.price_factors))
-    offer(fold.policy, on_offer, fold.actions)
+    offered = OfferRow(seq=fold.seq, actions=fold.offered, price_factors=dict(fold.price_factors))
+    offer(fold.policy, offered, fold.actions)
     return fold
 
 

@@ -13,7 +13,7 @@ from agents.decider.categories import NO_KEYS, ContextKeys, categories_of
 from agents.decider.decider import Decider
 from agents.decider.rows import REFIT_KEY, Row, decode_row
 from agents.decider.snapshot import SNAPSHOT_KEY
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from schemas.answer import Answer
 from schemas.control import Heartbeat
 from schemas.dead_letter import DeadLetter
@@ -109,7 +109,7 @@ def _replayed(life: Life) -> Iterator[str]:
         if isinstance(service := worker.built, DeciderService) and life.seen["decision"]:
             policy = policy_of(settings, service.encoder)
             try:
-                rows, after = opened(policy, {**log, **snapshots})
+                rows, after = load_replay(policy, {**log, **snapshots})
                 found = list(mismatches(policy, rows, settings.policy.seed, after))
             except Exception as error:
                 yield f"the log cannot be replayed: {said(error)}"

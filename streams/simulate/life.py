@@ -215,7 +215,7 @@ class Life:
     def _expire(self) -> None:
         """Delete records that every group has handled from topics that are not read again, as retention does."""
         readers = [
-            (app, spec.reads(self.topics, group))
+            (app, spec.input_topics(self.topics, group))
             for spec in self.cluster.services.values()
             for group in (self.cluster.groups if spec.grouped else ("",))
             for app in [self.topics.app_id(spec.name, group)]

@@ -18,10 +18,10 @@ import pytest
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from agents.decider.policy_fold import fold, introduce
+from agents.decider.policy_fold import fold, register_actions
 from agents.decider.rows import ActionRow, AnyRow, Row, decode_row
 from agents.decider.snapshot import is_record, versions
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from agents.embedding import encoder_id
 from agents.encoders import encoder_of
 from schemas.decision import Decision
@@ -213,7 +213,7 @@ def check(around: Around) -> None:
     # The probe that asked for the state may have been rewarded since.
     told = [row if row.last_seq < until else pending(row) for row in told]
     policy: Any = policy_of(settings, around.encoder)
-    introduce(policy, [r for r in read(around.ever) if isinstance(r, ActionRow)])
+    register_actions(policy, [r for r in read(around.ever) if isinstance(r, ActionRow)])
     fold(policy, told)
     gram = policy.inner.gram
     gram.flush()
@@ -348,7 +348,7 @@ def test_rows_leave_after_two_snapshots_and_stay_known(around: Around) -> None:
 
     around.until(two_snapshots, what="the snapshots before the last two to leave")
     policy = policy_of(loop.settings, around.encoder)
-    rows, after = opened(policy, log)
+    rows, after = load_replay(policy, log)
     assert after == min(versions(log))
     assert list(mismatches(policy, rows, loop.settings.policy.seed, after)) == []
     # Contexts of rows that are gone were sent again all along; none was decided a second time, and now neither.

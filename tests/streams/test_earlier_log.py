@@ -17,7 +17,7 @@ import zstandard
 from agents.decider import snapshot
 from agents.decider.decider import Decider
 from agents.decider.rows import decode_row
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from agents.encoders import encoder_of
 from agents.reward import join_row
 from schemas.answer import Answer
@@ -123,7 +123,7 @@ def test_every_record_decodes(in_memory: InMemory) -> None:
 async def test_decisions_are_reproduced_and_snapshot_equals_log(in_memory: InMemory) -> None:
     cluster = upgraded(in_memory)
     fresh = policy_of(cluster.settings, encoder_of(cluster.settings.encoder))
-    rows, after = opened(fresh, learner_log(cluster) | snapshots(cluster))
+    rows, after = load_replay(fresh, learner_log(cluster) | snapshots(cluster))
     assert (len(rows), after) == (160, -1)
     differing = mismatches(fresh, rows, cluster.settings.policy.seed, after)
     assert {each.query_id for each in differing} == CHOSEN_OTHERWISE

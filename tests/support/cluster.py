@@ -8,7 +8,7 @@ from msgspec import structs
 
 from agents.decider.decider import Decider
 from agents.decider.rows import AnyRow, Row, decode_row
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from agents.encoders import encoder_of
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry
@@ -150,7 +150,7 @@ def recovered(cluster: Cluster) -> Decider:
 def reproduced(cluster: Cluster) -> tuple[list[AnyRow], int]:
     """Hold each decision in the learner's log to what a replay chooses; return the rows and where the replay begins."""
     policy = policy_of(cluster.settings, encoder_of(cluster.settings.encoder))
-    rows, after = opened(policy, learner_log(cluster) | snapshots(cluster))
+    rows, after = load_replay(policy, learner_log(cluster) | snapshots(cluster))
     assert list(mismatches(policy, rows, cluster.settings.policy.seed, after)) == []
     return rows, after
 

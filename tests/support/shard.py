@@ -15,8 +15,8 @@ from agents.catalogue.action_space import PAIRS, ActionSpace, uis_space
 from agents.catalogue.control_state import ControlState
 from agents.catalogue.file import load_catalogue
 from agents.decider import snapshot
-from agents.decider.decider import Decider, Learned
-from agents.decider.decisions import Decided
+from agents.decider.decider import Decider, LearnResult
+from agents.decider.decisions import DecisionResult
 from agents.decider.eligibility import DecisionEnvironment
 from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import START_KEY, is_record, manifests, start_of
@@ -128,12 +128,12 @@ class Shard:
         )
         return record, Origin(topic="context", partition=0, offset=at)
 
-    def ask(self, *contexts: tuple[QueryContext, Origin]) -> list[Decided]:
+    def ask(self, *contexts: tuple[QueryContext, Origin]) -> list[DecisionResult]:
         made = self.decider.decide(contexts, self.row, self.environment)
         self.table |= [d.row for d in made if d.row]
         return made
 
-    def reward(self, decided: Decided, kind: Kind = "final", **changes: Any) -> tuple[Reward, int]:
+    def reward(self, decided: DecisionResult, kind: Kind = "final", **changes: Any) -> tuple[Reward, int]:
         decision = decode(decided.value, Decision)
         terms: dict[str, Any] = {
             "correct": float(self.rng.random() < 0.5) if kind in ("final", "correction") else None,
@@ -148,7 +148,7 @@ class Shard:
             price = paid(float(np.exp(terms["log_cost"])), factor)
         return reward_for(decision, kind, **{"price": price, **terms, **changes}), at
 
-    def tell(self, *rewards: tuple[Reward, int]) -> list[Learned]:
+    def tell(self, *rewards: tuple[Reward, int]) -> list[LearnResult]:
         learned = self.decider.learn(rewards, self.row)
         self.table |= [row for one in learned for row in one.rows]
         return learned

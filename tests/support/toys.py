@@ -33,7 +33,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Origin
 from schemas.record import Record, encode
 from streams.log.base import ConsumerRecord, Outgoing, key_of
-from streams.runtime.effects import BatchEffects, Effects, Keyed, Ordered, Rows
+from streams.runtime.effects import BatchEffects, Effects, KeyedService, OrderedService, Rows
 from streams.runtime.errors import Death, PartialWrite
 from streams.runtime.runtime import Input, Runtime, ServiceSpec
 from streams.runtime.table import Table
@@ -121,7 +121,7 @@ async def build_copier(runtime: Runtime) -> None:
     runtime.each(runtime.topics.query, on_query, stage="copy")
 
 
-class Counter(Keyed[bytes]):
+class Counter(KeyedService[bytes]):
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         partitions = runtime.settings.kafka.join_partitions
@@ -157,7 +157,7 @@ async def build_counter(runtime: Runtime) -> Counter:
     return Counter(runtime)
 
 
-class Keeper(Ordered):
+class Keeper(OrderedService):
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.lock = asyncio.Lock()

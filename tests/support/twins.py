@@ -25,7 +25,7 @@ from agents.bandit.policy import ActionVector, Observation
 from agents.bandit.prior import teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.action_space import uis_space
-from agents.decider.decisions import Decided
+from agents.decider.decisions import DecisionResult
 from schemas.objective import Weights
 from schemas.query import Origin, QueryContext
 from schemas.reward import Kind, Reward
@@ -191,7 +191,7 @@ def asked(shard: Shard) -> tuple[QueryContext, Origin]:
     return shard.context(text=f"How much is {' and '.join(map(str, numbers))}?", **goal)
 
 
-def outcome(shard: Shard, decided: Decided, kind: Kind) -> tuple[Reward, int]:
+def outcome(shard: Shard, decided: DecisionResult, kind: Kind) -> tuple[Reward, int]:
     """Return what came of a decision; of one by default, what it cost."""
     return shard.reward(decided, kind, bounded=kind == "default")
 

@@ -11,7 +11,7 @@ from agents.bandit.contextual import Contextual
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import FeatureSettings
 from agents.decider.categories import NO_KEYS, ContextKeys, ContextKeysRefused, categories_of
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from schemas.chat import ChatOptions
 from schemas.decision import Decision
 from schemas.query import Message, Query
@@ -142,7 +142,7 @@ def test_lists_that_change_are_the_same_after_a_recovery(snapshots: bool) -> Non
     assert isinstance(policy, Contextual)
     assert set(policy.features.categories) == {"route=chat", "route=code", "route=late", "task=sum"}
     fresh = shard.policy()
-    rows, after = opened(fresh, shard.table)
+    rows, after = load_replay(fresh, shard.table)
     assert list(mismatches(fresh, rows, 7, after)) == []
 
 

@@ -25,7 +25,7 @@ from agents.catalogue.action_space import ActionSpace
 from agents.catalogue.control_state import ControlState
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import ActionError, Catalogue, Model, Sampling
-from agents.decider.decisions import Decided
+from agents.decider.decisions import DecisionResult
 from agents.decider.rewards import RewardRules
 from agents.decider.rows import Row, decode_row, without_question
 from agents.decider.verify import mismatches
@@ -245,7 +245,7 @@ def test_a_query_is_decided_among_models_with_what_it_requires() -> None:
     assert f"no executor is running for {first}" in str(waiting.error)
 
 
-def account_of(shard: Shard, decided: Decided) -> Any:
+def account_of(shard: Shard, decided: DecisionResult) -> Any:
     """Return the account that a decision counts in."""
     target = Target.of(shard.entry(decided.query_id).objective, "")
     assert target is not None

@@ -17,9 +17,9 @@ import pytest
 
 from agents.bandit.learner import header, unpack
 from agents.bandit.registry import build_policy, kinds
-from agents.decider.decisions import Decided
+from agents.decider.decisions import DecisionResult
 from agents.decider.preview import preview
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from schemas.decision import Decision
 from schemas.record import decode
 from schemas.reward import Kind
@@ -168,7 +168,7 @@ class Life:
             assert all(np.isfinite(number) for number in numbers if number is not None)
         self.waiting.extend(made)
 
-    def rewards(self, decided: Decided) -> list[Any]:
+    def rewards(self, decided: DecisionResult) -> list[Any]:
         """Return the rewards of a decision: all at once, or in two stages with correctness last."""
         world, decision = self.world, decode(decided.value, Decision)
         place = self.shard.space.models.index(decision.action.model)
@@ -214,7 +214,7 @@ class Life:
 
     def verify(self) -> None:
         policy = self.policy()
-        rows, after = opened(policy, self.shard.table)
+        rows, after = load_replay(policy, self.shard.table)
         assert list(mismatches(policy, rows, self.shard.decider.seed, after)) == []
 
 

@@ -11,7 +11,7 @@ from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.linucb import LinUCB, SlidingWindow, Thompson
 from agents.bandit.policy import Policy
-from agents.decider.decisions import Decided
+from agents.decider.decisions import DecisionResult
 from agents.decider.failed_attempts import Failure
 from agents.decider.rows import decode_row
 from agents.decider.verify import mismatches
@@ -205,7 +205,7 @@ def test_recovery_and_replay_see_what_live_did(policy: str) -> None:
     shard = Shard(POLICIES[policy], models=3)
     for number in range(40):
         context, value = asked(shard)
-        last: Any = Decided(context.query_id, value)
+        last: Any = DecisionResult(context.query_id, value)
         if number % 2:
             kind: dict[str, Any] = {"fault": "model", "cause": "empty"} if number % 4 == 1 else {}
             [last] = follow(shard, failed(value, context, number, cost=1e11, **kind))

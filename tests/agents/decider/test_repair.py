@@ -15,11 +15,11 @@ from agents.bandit.errors import CorruptState, DuplicateQuery
 from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import LinUCB
 from agents.decider import snapshot
-from agents.decider.policy_fold import events, introduce, offer, update_policy
+from agents.decider.policy_fold import events, offer, register_actions, update_policy
 from agents.decider.repair import refused, repaired
 from agents.decider.rows import REFIT_KEY, ActionRow, Row, decode_row, encode_row
 from agents.decider.snapshot import RESET_KEY, is_record
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from tests.support.shard import Shard
 from tests.support.traffic import DIM
 
@@ -144,7 +144,7 @@ def relearned(shard: Shard, without: set[bytes]) -> Any:
     own = {**({} if base is None else base.rows), **rows}
     left = [decode_row(key, value) for key, value in own.items() if key not in without]
     known = {row.action: row for row in left if isinstance(row, ActionRow)}
-    introduce(policy, known.values())
+    register_actions(policy, known.values())
     for event in events(left, after):
         if isinstance(event.row, Row):
             update_policy(policy, event.kind, [event.row])
@@ -240,5 +240,5 @@ def test_a_repaired_log_is_that_of_what_remains(done: list[Any], data: st.DataOb
     for act, count in [*done, ("ask", 4), ("reward", 4), ("crash", 1)]:
         step(act, count)
     fresh = shard.policy()
-    log, after = opened(fresh, {**parts(shard)[0], **parts(shard)[1]})
+    log, after = load_replay(fresh, {**parts(shard)[0], **parts(shard)[1]})
     assert list(mismatches(fresh, log, 7, after)) == []

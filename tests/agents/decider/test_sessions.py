@@ -11,10 +11,10 @@ import pytest
 from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureMap
 from agents.bandit.linucb import LinUCB
-from agents.decider.decisions import Decided
+from agents.decider.decisions import DecisionResult
 from agents.decider.rows import encode_row
 from agents.decider.sessions import session_of
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from schemas.action import Action
 from schemas.decision import Decision
 from schemas.errors import InvalidField
@@ -64,7 +64,7 @@ def checked(shard: Shard) -> None:
 
 def replayed(shard: Shard) -> list[tuple[str, str]]:
     """Return what a replay of the log does not reproduce: query and field."""
-    rows, after = opened(policy := shard.policy(), shard.table)
+    rows, after = load_replay(policy := shard.policy(), shard.table)
     return [(each.query_id, each.field) for each in mismatches(policy, rows, shard.decider.seed, after)]
 
 
@@ -151,9 +151,9 @@ def test_a_later_turn_teaches_and_is_not_paced(shard: Shard) -> None:
     checked(shard)
 
 
-def _decided(shard: Shard, decision: Decision) -> Decided:
+def _decided(shard: Shard, decision: Decision) -> DecisionResult:
     row = shard.entry(decision.query_id)
-    return Decided(decision.query_id, bytes(row.decision))
+    return DecisionResult(decision.query_id, bytes(row.decision))
 
 
 def test_redelivered_turn_gets_its_first_decision_again(shard: Shard) -> None:

@@ -18,7 +18,7 @@ from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import LinUCB, Thompson
 from agents.decider.rows import AnyRow, Row, decode_row
 from agents.decider.snapshot import RESET_KEY
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from schemas.decision import Decision
 from schemas.record import decode, encode
 from tests.support.shard import Shard
@@ -55,8 +55,8 @@ def log() -> tuple[Any, list[AnyRow]]:
 def test_an_empty_log_is_corrupt_unless_it_was_reset() -> None:
     policy = Shard(LinUCB).policy()
     with pytest.raises(CorruptState, match="no rows"):
-        opened(policy, {})
-    rows, after = opened(policy, {RESET_KEY: b'{"0":7}'})
+        load_replay(policy, {})
+    rows, after = load_replay(policy, {RESET_KEY: b'{"0":7}'})
     assert list(mismatches(policy, rows, 7, after)) == []
 
 

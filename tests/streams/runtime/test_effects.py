@@ -11,7 +11,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.record import decode
 from streams.log.base import ConsumerRecord, Outgoing
-from streams.runtime.effects import BatchEffects, Effects, Keyed, Rows
+from streams.runtime.effects import BatchEffects, Effects, KeyedService, Rows
 from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import Refusal
 from streams.runtime.memory import run
@@ -28,7 +28,7 @@ async def recovered() -> None:
     pass
 
 
-class Told(Keyed[bytes]):
+class Told(KeyedService[bytes]):
     """A service that returns what a test tells it to, and keeps what it was given."""
 
     def __init__(self, runtime: Runtime, says: Says) -> None:

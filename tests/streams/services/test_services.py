@@ -14,7 +14,7 @@ from streams.cli.running import worker
 from streams.local.deployment import service_commands
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable
 from streams.log.memory import MemoryLog
-from streams.runtime.effects import Effects, Keyed
+from streams.runtime.effects import Effects, KeyedService
 from streams.runtime.errors import Crash
 from streams.runtime.kafka import create_app
 from streams.runtime.memory_cluster import Cluster
@@ -43,7 +43,9 @@ def test_every_topic_has_a_writer_and_a_reader(in_memory: InMemory) -> None:
 async def test_a_service_binds_exactly_the_topics_of_its_spec(in_memory: InMemory) -> None:
     async with running(in_memory()) as cluster:
         for each in cluster.workers:
-            assert {s.topic for s in each.subscriptions} == set(each.spec.reads(cluster.topics, each.group))
+            assert {s.topic for s in each.subscriptions} == set(
+                each.spec.input_topics(cluster.topics, each.group)
+            )
 
 
 def test_cli_launcher_and_page_name_every_service() -> None:
@@ -62,7 +64,7 @@ def test_cli_launcher_and_page_name_every_service() -> None:
     assert [spec.name for spec in SERVICES.values() if not spec.optional and spec.name not in drawn] == []
 
 
-class Echo(Keyed[None]):
+class Echo(KeyedService[None]):
     def __init__(self, topic: str) -> None:
         self.topic = topic
 

@@ -21,7 +21,7 @@ from agents.bandit.learner import choose, pack, unpack
 from agents.bandit.pacing import KEYS, BudgetAccount, Forecast, Pacer, shadow_price_for_accuracy
 from agents.bandit.policy import ActionVector, Context, Observation, Pending, Target
 from agents.decider.rows import Row, decode_row
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from schemas.decision import Decision
 from schemas.record import decode, encode
 from schemas.reward import Kind
@@ -231,7 +231,7 @@ def test_prices_and_decisions_are_reproduced_from_the_log() -> None:
             shard.reprice((3.0, 0.5, 1.0)[round_ // 10])
         made = shard.ask(*(shard.context(**AIMS[(round_ + i) % 4]) for i in range(4)))
         shard.tell(*(shard.reward(each) for each in made[:3]))
-    rows, after = opened(shard.policy(), shard.table)
+    rows, after = load_replay(shard.policy(), shard.table)
     assert list(mismatches(shard.policy(), rows, 7, after)) == []
     logged = {r.query_id: decode(bytes(r.decision), Decision) for r in rows if isinstance(r, Row)}
     assert len({made.objective.price for made in logged.values()}) >= 4

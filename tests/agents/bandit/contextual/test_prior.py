@@ -19,7 +19,7 @@ from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import ActionVector, Context, Objective
 from agents.bandit.prior import begin, digest, teach
 from agents.decider.snapshot import versions
-from agents.decider.verify import mismatches, opened
+from agents.decider.verify import load_replay, mismatches
 from tests.support.shard import Shard
 
 DIM, EMBEDDED = 21, 12
@@ -112,7 +112,7 @@ def test_a_log_begins_from_it_and_recovers_and_replays_exactly() -> None:
     assert shard.decider.prior == digest(prior)
     assert shard.decider.policy.state() == state
     again = shard.policy()
-    rows, after = opened(again, shard.table)
+    rows, after = load_replay(again, shard.table)
     assert (after, list(mismatches(again, rows, 7, after))) == (-1, [])
     for _ in range(3):
         shard.apply(shard.snapshot())
