@@ -120,7 +120,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """
         if not holds:
             name = next(f.encode_name for f in msgspec.structs.fields(self) if f.name == field)
-            raise SettingsError(f"{why}, is {getattr(self, field)!r}", name)
+            raise SettingsError(f"{why}; got {getattr(self, field)!r}", name)
 
 
 class KafkaSettings(Section, frozen=True):
@@ -174,7 +174,9 @@ class KafkaSettings(Section, frozen=True):
         listed = all(part.strip() for part in self.bootstrap.split(","))
         self._require(listed, "bootstrap", "must be HOST:PORT[,HOST:PORT…]")
         named = re.fullmatch(r"[A-Za-z0-9._-]*", self.prefix) is not None
-        self._require(named, "prefix", "must be of letters, digits, '.', '_' and '-', as topics are named")
+        self._require(
+            named, "prefix", "may contain only letters, digits, '.', '_' and '-', like a topic name"
+        )
         kept = 0 <= self.dead_letter_bytes <= HEAD_BYTES
         self._require(kept, "dead_letter_bytes", f"must be 0 (keep none) to {HEAD_BYTES}")
 
@@ -203,10 +205,10 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
         """Refuse invalid values."""
         if self.protocol.startswith("SASL"):
             if self.sasl_mechanism == "OAUTHBEARER":
-                needs = f"is needed by {variable('sasl_mechanism')}=OAUTHBEARER"
+                needs = f"must be set when {variable('sasl_mechanism')}=OAUTHBEARER"
                 self._require(bool(self.sasl_token_file), "sasl_token_file", needs)
             else:
-                needs = f"is needed by {variable('security_protocol')}={self.protocol}"
+                needs = f"must be set when {variable('security_protocol')}={self.protocol}"
                 self._require(bool(self.sasl_username), "sasl_username", needs)
 
 
@@ -366,12 +368,14 @@ class EncoderSettings(
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         if self.kind == "http":
-            needed = f"is needed by {variable('encoder')}=http"
+            needed = f"must be set when {variable('encoder')}=http"
             self._require(
                 self.url.startswith(("http://", "https://")), "url", f"{needed}, e.g. http://host:8000/v1"
             )
             self._require(bool(self.model), "model", needed)
-            self._require(self.dimension >= 1, "dimension", f"{needed}, at least 1")
+            self._require(
+                self.dimension >= 1, "dimension", f"must be at least 1 when {variable('encoder')}=http"
+            )
 
 
 class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": "policy_options"}):
@@ -726,7 +730,7 @@ def _converted(values: Mapping[str, Any], kind: type[S]) -> S:
         name = re.findall(r"\$\.(\w+)", str(error))[-1]  # without the index in a list or mapping
         expected = next(field.type for _, field in _fields() if field.encode_name == name)
         shown = "***" if name in SECRETS else repr(values[name])
-        raise SettingsError(f"must be {_wanted(expected, values[name])}, is {shown}", name) from None
+        raise SettingsError(f"must be {_wanted(expected, values[name])}; got {shown}", name) from None
 
 
 def _wanted(expected: Any, given: Any) -> str:

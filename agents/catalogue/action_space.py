@@ -44,7 +44,8 @@ def parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
     named = {f"{qp}/{cp}": (qp, cp) for qp, cp in PAIRS}
     if unknown := [text for text in texts if text not in named]:
         raise ActionError(
-            f"{unknown[0]!r} is no QP/CP of the space: use powers of two with QP·CP up to {MAX_DRAFTS}, such as 4/16"
+            f"{unknown[0]!r} is not a QP/CP pair in the action space: use powers of two with QP·CP up to "
+            f"{MAX_DRAFTS}, such as 4/16"
         )
     wanted = {named[text] for text in texts}
     return tuple(pair for pair in PAIRS if pair in wanted) or PAIRS
@@ -141,8 +142,12 @@ class ActionSpace:
             raise ActionError(f"allowed_models leaves no action: {asked}; allow a model of the space")
         accepted = [i for i in accepted if self.actions[i].samples >= answers]
         if not accepted:
-            asked = f"pin_action {pinned} drafts fewer paths" if pinned else "no configuration drafts so many"
-            raise ActionError(f"n is {answers} and {asked}; ask for fewer answers")
+            asked = (
+                f"pin_action {pinned} drafts fewer paths"
+                if pinned
+                else "no configuration drafts that many paths"
+            )
+            raise ActionError(f"n is {answers}, but {asked}; ask for fewer answers")
         if one_sample and not (accepted := [i for i in accepted if self.actions[i].samples == 1]):
             raise ActionError("one sample is required, and no configuration draws one; allow another model")
         left = tuple(

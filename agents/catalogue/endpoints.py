@@ -99,9 +99,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             why = f"is {self.max_output_tokens} of context_tokens {self.context_tokens}: leave room for a question"
             raise InvalidField("Endpoint", "max_output_tokens", why)
         if not self.n or list(self.n) != sorted(set(self.n)) or any(each & (each - 1) for each in self.n):
-            why = (
-                f"is {list(self.n)}: give powers of two up to {MAX_ANSWERS} in growing order, such as [1, 4]"
-            )
+            why = f"is {list(self.n)}: give powers of two up to {MAX_ANSWERS} in increasing order, such as [1, 4]"
             raise InvalidField("Endpoint", "n", why)
         for field, fix in _OF_EACH_REQUEST.items():
             if field in self.extra_body:
@@ -180,8 +178,8 @@ def chat_entry(entry: dict[str, Any], endpoint: dict[str, Any]) -> dict[str, Any
         raise InvalidField(
             "Model",
             "price",
-            "is missing: give USD per million tokens, such as {input: 0.15, output: 0.6}; or, where costs are counted "
-            "in eFLOPs, an architecture, that of the model or of one of its size, and price_factor",
+            "is missing: give USD per million tokens, such as {input: 0.15, output: 0.6}; or, if costs are in "
+            "eFLOPs, give price_factor and the architecture of this model or of one the same size",
         )
     tokens = _count(endpoint, "max_output_tokens")
     engine = entry.get("engine", {})

@@ -271,7 +271,9 @@ def with_list_price(entry: dict[str, Any]) -> dict[str, Any]:
     endpoint = entry.get("endpoint")
     if not isinstance(endpoint, dict) or endpoint.get("kind") != "chat":
         raise InvalidField(
-            "Model", "price", "is auto, which is for hosted models, of kind chat: give USD per million tokens"
+            "Model",
+            "price",
+            "is auto, which works only for hosted models (endpoint.kind: chat): give USD per million tokens",
         )
     price = list_price(str(endpoint.get("url")), str(endpoint.get("model")))
     return {**entry, "price": {**msgspec.structs.asdict(price), "source": SOURCE}}

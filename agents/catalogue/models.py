@@ -163,7 +163,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise InvalidField("Model", "checkpoint", "is missing; give it")
         if self.endpoint.kind == "in-process" and self.architecture is None:
             raise InvalidField(
-                "Model", "architecture", "is missing: an in-process model's memory follows from it"
+                "Model", "architecture", "is missing: the memory of an in-process model is calculated from it"
             )
         if self.endpoint.kind == "chat" and self.sampling != self._whole_answer:
             raise InvalidField(
@@ -227,10 +227,12 @@ class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Reject a chat endpoint, a missing architecture, and step tags that do not fit the family."""
         if self.endpoint.kind == "chat":
             raise InvalidField(
-                "VerifierModel", "endpoint.kind", "is chat: a verifier scores; give in-process or http"
+                "VerifierModel",
+                "endpoint.kind",
+                "is chat, but a verifier must return scores; use in-process or http",
             )
         if self.endpoint.kind == "in-process" and self.architecture is None:
-            why = "is missing: an in-process model's memory follows from it"
+            why = "is missing: the memory of an in-process model is calculated from it"
             raise InvalidField("VerifierModel", "architecture", why)
         if (self.family == "step-tags") != (self.step_tags is not None):
             raise ValueError(
@@ -317,7 +319,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(why)
         known = [each.name for each in self.verifiers]
         if NO_VERIFIER in known:
-            raise ValueError(f"verifiers holds {NO_VERIFIER!r}, which says that nothing scores: rename it")
+            raise ValueError(f"a verifier is named {NO_VERIFIER!r}, which means no verifier: rename it")
         for whose, name in (("", self.verifier), *((f"model {m.name!r}: ", m.verifier) for m in self.models)):
             if name not in (*known, NO_VERIFIER, None):
                 raise ValueError(

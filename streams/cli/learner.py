@@ -114,7 +114,7 @@ class _Log:
         """Ask the operator to confirm, and refuse to continue if a decider has written in the meantime."""
         click.confirm(question, abort=True, err=True)
         if self.of_stopped(self.settings).end != self.end:
-            raise click.ClickException("a decider has run meanwhile: stop it, and begin again")
+            raise click.ClickException("a decider has run in the meantime: stop it and start over")
 
     def _read(self, record: ConsumerRecord, into: dict[bytes, bytes]) -> bytes | None:
         key = record.key or b""

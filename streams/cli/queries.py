@@ -595,7 +595,7 @@ def replay(
         raise click.UsageError("--speed and --rate: give one of them")
     if file is not None and (since or until or from_prefix):
         raise click.UsageError(
-            "--since, --until and --from-prefix are of the `query` topic; leave out FILE or them"
+            "--since, --until and --from-prefix apply only to the `query` topic; drop them, or drop FILE"
         )
     name = run or f"replay-{uuid.uuid4().hex[:6]}"
     source = settings.replace(prefix=from_prefix) if from_prefix else settings

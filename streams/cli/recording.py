@@ -118,7 +118,9 @@ def _recorded(
             bar.update(searches, completed=ended)
     click.echo(f"{out}: {ended - lost.total()} outcomes, {spent:.4g} {unit}".rstrip())
     for why, count in lost.most_common():
-        click.echo(f"error: {count} without an outcome: {why}; the same command tries them again", err=True)
+        click.echo(
+            f"error: {count} searches without an outcome: {why}; rerun the command to retry them", err=True
+        )
     if ended < len(wanted):
         click.echo(f"stopped at --max-cost {max_cost:g}: {len(wanted) - ended} searches are left", err=True)
     return 1 if lost or ended < len(wanted) else 0

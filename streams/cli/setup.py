@@ -176,7 +176,7 @@ def _chosen(asked: _Asked, found: list[Listed], wanted: tuple[str, ...]) -> list
         )
     if asked.kind == "vllm" and not any(each.root for each in usable):
         raise SetupRefused(
-            f"{asked.option}: is not vLLM, which states the root of each model; give it with --openai"
+            f"{asked.option}: does not look like vLLM, whose models have a `root`; use --openai for this server"
         )
     if not wanted:
         if len(usable) > MOST_MODELS:

@@ -120,9 +120,7 @@ def _typed(field: str, value: str, where: str) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        raise QuestionError(
-            f"{where}: {field}: not JSON ({error}), which a column of this name holds"
-        ) from None
+        raise QuestionError(f"{where}: {field}: values in this column must be JSON ({error})") from None
 
 
 _NO_TEXT = {

@@ -42,6 +42,7 @@ async def test_choices_follow_the_parallelism_on_offer(in_memory: InMemory, ask:
 
 def test_what_is_no_parallelism_is_refused_at_the_start(in_memory: InMemory) -> None:
     with pytest.raises(
-        SettingsError, match=r"UNISCALE_PARALLELISM: '3/1' is no QP/CP of the space: use powers"
+        SettingsError,
+        match=r"UNISCALE_PARALLELISM: '3/1' is not a QP/CP pair in the action space: use powers",
     ):
         Control(in_memory(parallelism="1/1,3/1"))

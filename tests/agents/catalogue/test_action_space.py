@@ -31,7 +31,7 @@ def test_fewer_pairs_may_be_on_offer(qwen3: Catalogue) -> None:
     assert parse_pairs([]) == PAIRS
     with pytest.raises(ActionError, match=r"qp 1 with cp 2 is not on offer; choose qp/cp from 1/1, 4/16"):
         uis_space(qwen3, pairs).index(Action.parse("qwen3-4b/1/2/1"))
-    with pytest.raises(ActionError, match=r"'4' is no QP/CP of the space: use powers of two"):
+    with pytest.raises(ActionError, match=r"'4' is not a QP/CP pair in the action space: use powers of two"):
         parse_pairs(["4"])
 
 
@@ -129,5 +129,7 @@ def test_only_what_drafts_enough_paths_can_give_n_answers(qwen3: Catalogue) -> N
     assert wide == [action for action in space if action.qp * action.cp >= 16]
     with pytest.raises(ActionError, match=r"n is 16 and pin_action qwen3-4b/1/1/1 drafts fewer paths"):
         space.choices(pinned=Action.parse("qwen3-4b/1/1/1"), answers=16)
-    with pytest.raises(ActionError, match="n is 65 and no configuration drafts so many; ask for fewer"):
+    with pytest.raises(
+        ActionError, match="n is 65, but no configuration drafts that many paths; ask for fewer"
+    ):
         space.choices(answers=65)

@@ -385,9 +385,7 @@ def test_the_verifier_of_an_entry_is_one_that_there_is(load: Load, content: dict
     with pytest.raises(CatalogueError, match="model 'new': verifier is 'nobody'"):
         ControlState.of(load(content)).after(record, 1)
     content["verifiers"][0]["name"] = "none"
-    with pytest.raises(
-        CatalogueError, match="verifiers holds 'none', which says that nothing scores: rename"
-    ):
+    with pytest.raises(CatalogueError, match="a verifier is named 'none', which means no verifier: rename"):
         load(content)
 
 

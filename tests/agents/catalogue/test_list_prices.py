@@ -71,7 +71,7 @@ def test_record_of_an_added_model_holds_the_price_itself() -> None:
         ),
         (entry("http://127.0.0.1:8000", "nobody/mine"), ".* does not know nobody/mine"),
         (entry(model="gpt-unheard-of"), ".* does not know gpt-unheard-of"),
-        (entry(kind="http", checkpoint="a/b"), "is auto, which is for hosted models, of kind chat"),
+        (entry(kind="http", checkpoint="a/b"), "is auto, which works only for hosted models"),
     ],
 )
 def test_unknown_price_is_refused(given: dict[str, Any], said: str) -> None:

@@ -97,7 +97,7 @@ def test_the_first_port_for_metrics_leaves_one_to_each_process() -> None:
     *_, last = service_commands(["a"], metrics_port=MAX_PORT - 4).values()
     assert last[-1] == str(MAX_PORT)
     with pytest.raises(
-        SettingsError, match=f"METRICS_PORT: .* give {MAX_PORT - 4} at most, is {MAX_PORT - 3}"
+        SettingsError, match=f"METRICS_PORT: .* give {MAX_PORT - 4} at most; got {MAX_PORT - 3}"
     ):
         service_commands(["a"], metrics_port=MAX_PORT - 3)
 
@@ -382,7 +382,7 @@ def test_a_decider_that_ran_while_the_question_stood_is_noticed(
     monkeypatch.setattr(learner, "read_all", read_all)
     result = CliRunner().invoke(learner.learner, ["reset"], obj=Settings(), input="y\n")
     assert result.exit_code == 1
-    said = "running" if runs else "a decider has run meanwhile"
+    said = "running" if runs else "a decider has run in the meantime"
     assert said in f"{result.output} {result.exception}"
     assert len(asked) == 2
 

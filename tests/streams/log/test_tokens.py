@@ -31,6 +31,8 @@ def test_what_is_no_token_is_refused(text: str, tmp_path: Path) -> None:
 
 def test_each_mechanism_needs_its_own_setting() -> None:
     secured = Settings().replace(security_protocol="SASL_SSL", sasl_username="me")
-    with pytest.raises(SettingsError, match="UNISCALE_SASL_TOKEN_FILE: is needed by UNISCALE_SASL_MECHANISM"):
+    with pytest.raises(
+        SettingsError, match="UNISCALE_SASL_TOKEN_FILE: must be set when UNISCALE_SASL_MECHANISM"
+    ):
         secured.replace(sasl_mechanism="OAUTHBEARER")
     assert secured.replace(sasl_mechanism="OAUTHBEARER", sasl_token_file="/token", sasl_username="")

@@ -184,7 +184,7 @@ def test_overwrite_needs_force(run: Run, upstream: Start) -> None:
         (["--openai", "127.0.0.1:8000"], {}, {}, ["--openai 127.0.0.1:8000: is not an address; give one such as"]),
         (["--openai", "{url}"], {"models": ()}, {}, ["lists no models; load or configure one there"]),
         (["--litellm", "{url}"], {}, {}, ["HTTP 404", "another option if it is not litellm"]),
-        (["--vllm", "{url}"], {}, {}, ["is not vLLM, which states the root of each model", "give it with --openai"]),
+        (["--vllm", "{url}"], {}, {}, ["does not look like vLLM", "use --openai for this server"]),
         (["--openai", "{url}", "--model", "x"], {}, {}, ["none of its models is x; --model takes: hosted"]),
     ],
 )  # fmt: skip
