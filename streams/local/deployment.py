@@ -160,7 +160,7 @@ def service_commands(
     if metrics_port and metrics_port + len(services) - 1 > MAX_PORT:
         raise SettingsError(
             f"is the first port of {len(services)} processes, the last of which would have none: give "
-            f"{MAX_PORT - len(services) + 1} at most, is {metrics_port}",
+            f"{MAX_PORT - len(services) + 1} at most; got {metrics_port}",
             "metrics_port",
         )
     commands: dict[str, Sequence[str]] = {}

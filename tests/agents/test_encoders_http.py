@@ -136,7 +136,7 @@ def test_a_lasting_fault_ends_after_the_attempts_allowed(encoder: HttpEncoder, s
     server.replies = [lambda _: (500, {"error": "out of memory"})] * 10
     with pytest.raises(
         EncoderUnavailable,
-        match=r"4 attempts failed, the last with HTTP 500: .*out of memory.*it embeds no other text",
+        match=r"4 attempts failed, the last with HTTP 500: .*out of memory.*it does not embed any other text",
     ):
         encoder.encode(["a"])
     assert len(server.bodies) == ATTEMPTS + 1

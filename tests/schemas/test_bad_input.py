@@ -156,7 +156,7 @@ def refused(plain: dict[str, Any], kind: type[Record] | None = None) -> InvalidF
         ({"text": None, "messages": [{"role": "user", "content": "x"}] * 1001}, "messages", "at most 1000"),
         ({"text": None, "messages": [{"role": "u" * 300, "content": "x"}]}, "messages[0].role", "too long"),
         ({"reference": {"tests": [["a", "b"]] * 257}}, "reference.tests", "at most 256"),
-        ({"reference": 1180591620717411303424.0}, "reference", "give it as a text"),
+        ({"reference": 1180591620717411303424.0}, "reference", "give it as text"),
         ({"reference": "x" * 300_000}, "reference", "shorten"),
         ({"tenant": "t" * 201}, "tenant", "1 to 200"),
         ({"feedback_wait_s": -1}, "feedback_wait_s", "give 0 to"),

@@ -127,7 +127,7 @@ def test_only_what_drafts_enough_paths_can_give_n_answers(qwen3: Catalogue) -> N
     space = uis_space(qwen3)
     wide = [space[i] for i in space.choices(answers=16)]
     assert wide == [action for action in space if action.qp * action.cp >= 16]
-    with pytest.raises(ActionError, match=r"n is 16 and pin_action qwen3-4b/1/1/1 drafts fewer paths"):
+    with pytest.raises(ActionError, match=r"n is 16, but pin_action qwen3-4b/1/1/1 drafts fewer paths"):
         space.choices(pinned=Action.parse("qwen3-4b/1/1/1"), answers=16)
     with pytest.raises(
         ActionError, match="n is 65, but no configuration drafts that many paths; ask for fewer"

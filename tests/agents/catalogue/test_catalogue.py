@@ -103,9 +103,9 @@ def put(values: dict[str, Any], path: str, value: object) -> None:
         (
             "models/0/architecture",
             None,
-            "model 'small', field architecture: is missing: an in-process model's",
+            "model 'small', field architecture: is missing: the memory of an in-process model",
         ),
-        ("verifiers/0/architecture", None, "verifier 'judge', field architecture: is missing: an in-process"),
+        ("verifiers/0/architecture", None, "verifier 'judge', field architecture: is missing: the memory of"),
         ("models/0/sampling/temperature", 3.5, "field sampling.temperature: expected `float` <= 2"),
         ("models/0/sampling/temperature", float("nan"), "field sampling.temperature"),
         ("models/0/sampling/depth_limit", 0, "field sampling.depth_limit: expected `int` >= 1"),

@@ -99,9 +99,9 @@ def test_efforts_make_an_entry_several_models(load: Load, hosted: dict[str, Any]
 @pytest.mark.parametrize(
     ("at", "efforts", "complaint"),
     [
-        (1, [], "model 'hosted', field efforts: is no mapping"),
-        (1, {}, "model 'hosted', field efforts: is no mapping"),
-        (1, {"low": "low"}, "model 'hosted', field efforts.low: is no mapping"),
+        (1, [], "model 'hosted', field efforts: is not a mapping"),
+        (1, {}, "model 'hosted', field efforts: is not a mapping"),
+        (1, {"low": "low"}, "model 'hosted', field efforts.low: is not a mapping"),
         (
             1,
             {"low": {"seed": 3}},
@@ -131,6 +131,7 @@ def test_checkpoint_required_and_chat_verifier_refused(load: Load, content: dict
     content["models"][0]["checkpoint"] = "org/Small"
     content["verifiers"][0]["endpoint"] = {"kind": "chat", "url": "http://a", "model": "x"}
     with pytest.raises(
-        CatalogueError, match=r"verifier 'judge', field endpoint\.kind: is chat: a verifier scores"
+        CatalogueError,
+        match=r"verifier 'judge', field endpoint\.kind: is chat, but a verifier must return scores",
     ):
         load(content)

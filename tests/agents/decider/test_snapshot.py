@@ -183,7 +183,7 @@ def test_snapshot_carries_open_rows_and_ended_ids() -> None:
 def test_log_of_another_policy_is_refused_by_name(shard: Shard) -> None:
     other = Shard(lambda features: KNN(features))
     other.table = shard.table
-    with pytest.raises(CorruptState, match="set UNISCALE_POLICY=linucb to go on, or begin anew"):
+    with pytest.raises(CorruptState, match="set UNISCALE_POLICY=linucb to go on, or start over"):
         other.crash()
 
 

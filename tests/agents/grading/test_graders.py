@@ -337,7 +337,7 @@ def test_a_grading_process_runs_patterns_and_schemas(pool: GradingPool) -> None:
     assert pool.ask("regex", {"patterns": ["b", "a$"], "text": "ba"}).correct
     assert not pool.ask("schema", {"schema": PERSON, "value": {}}).correct
     assert pool.refusal({"schema": PERSON}) == ""
-    assert "no regular expression" in pool.refusal({"patterns": ["("]})
+    assert "not a valid regular expression" in pool.refusal({"patterns": ["("]})
 
 
 HOSTILE, TEXT = "(a+)+$", "a" * 40 + "b"

@@ -114,7 +114,7 @@ def test_a_column_of_csv_names_a_grader_or_describes_one(
     ("text", "words"),
     [
         ("timestamp,text\n1,?,more\n", "line 2: has more values than the header"),
-        ("timestamp,text,messages\n1,,[{\n", "line 2: messages: not JSON"),
+        ("timestamp,text,messages\n1,,[{\n", "line 2: messages: values in this column must be JSON"),
         ("timestamp,text\n", "holds no query"),
         ('timestamp,text\n1,"?', "line [23]: not CSV"),
     ],
@@ -127,7 +127,7 @@ def test_so_is_a_row_of_csv(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_unknown_and_broken_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(QuestionError, match=r"is none of \.jsonl, \.csv, \.parquet"):
+    with pytest.raises(QuestionError, match=r"is not one of \.jsonl, \.csv, \.parquet"):
         list(read_recorded(tmp_path / "asked.xlsx"))
     pytest.importorskip("pyarrow")
     (tmp_path / "asked.parquet").write_text("timestamp")

@@ -132,7 +132,7 @@ def test_context_that_llama_cpp_states_is_taken(run: Run, upstream: Start, meta:
     [model] = load_catalogue(FILE).models
     assert model.endpoint.context_tokens == context
     assert ("context_tokens: 32768  # FILL IN" in FILE.read_text()) == (context == 32768)
-    assert "is not vLLM" in run("init", "--vllm", server.url, "--force", code=1).output
+    assert "does not look like vLLM" in run("init", "--vllm", server.url, "--force", code=1).output
 
 
 def test_known_hosted_model_gets_its_list_price(run: Run, upstream: Start) -> None:
