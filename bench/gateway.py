@@ -26,7 +26,7 @@ from bench import litellm
 from bench.load import ChatLoad, LoadFigures
 from bench.streams import BenchFailed, recording, running
 from streams.client.events import read_timelines
-from streams.demo.report import latencies
+from streams.demo.summary import latencies
 from streams.local.broker import LocalBroker, free_port
 from streams.local.deployment import Deployment, settings_for
 from streams.log.blocking import BlockingLog

@@ -16,8 +16,8 @@ from bench.streams import BenchFailed, running
 from streams.client.client import Client
 from streams.client.events import Timelines, read_timelines
 from streams.client.questions import read_questions
-from streams.demo.report import thirds
 from streams.demo.run import QUESTIONS
+from streams.demo.summary import thirds
 from streams.settings import Settings
 from streams.timeline import Timeline
 

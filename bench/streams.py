@@ -23,7 +23,7 @@ from schemas.query import Query
 from streams.client.client import Client
 from streams.client.events import read_timelines
 from streams.client.replay import SendSchedule
-from streams.demo.report import latencies
+from streams.demo.summary import latencies
 from streams.local.broker import LocalBroker
 from streams.local.deployment import Supervisor, service_commands, settings_for
 from streams.log import kafka_admin

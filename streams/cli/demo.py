@@ -1,18 +1,18 @@
 """`demo`: the whole system on this machine, in one command."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.live import Live
+from rich.table import Column, Table
 
-from streams.cli.queries import bars
-from streams.client.client import SentQueries
 from streams.demo.paired import sentence
 from streams.demo.run import CONTROLS, QUESTIONS, Demo, run
+from streams.demo.standing import Standing
 from streams.settings import Settings
 
 _SHOWN = (
@@ -101,17 +101,24 @@ def demo(
         controls=() if controls == ("none",) else controls,
         **options,
     )
-    with bars(console) as bar:
-        answered, rewarded = bar.add_task("answered", total=None), bar.add_task("rewarded", total=None)
-
-        def progress(asked: SentQueries) -> None:
-            bar.update(answered, completed=asked.answered, total=asked.total)
-            bar.update(rewarded, completed=len(asked.rewards), total=asked.total)
-
-        summary = run(what, settings, console.print, progress)
+    with Live(console=console, refresh_per_second=3) as live:
+        summary = run(what, settings, console.print, lambda found: live.update(standings_table(found)))
     show_demo(summary, console)
     console.print(f"{what.out / 'summary.json'}, {what.out / 'report.html'}")
     sys.exit(1 if summary["unanswered"] or summary["audit"]["wrong"] else 0)
+
+
+def standings_table(standings: Sequence[Standing]) -> Table:
+    """Return how the policy and its baselines stand, as a table that is drawn again while a run goes on."""
+    unit = standings[1].name if len(standings) > 1 else "a baseline"
+    found = Table(
+        "", *(Column(name, justify="right") for name in ("answered", "right", f"cost, times {unit}"))
+    )
+    for each in standings:
+        right = "–" if each.right is None else f"{each.right:.0%}"
+        cost = "–" if each.cost is None else f"{each.cost:.2f}"
+        found.add_row(each.name, f"{each.closed} of {each.asked}", right, cost)
+    return found
 
 
 def show_demo(summary: Mapping[str, Any], console: Console) -> None:

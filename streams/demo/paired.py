@@ -137,18 +137,18 @@ def sentence(report: dict[str, Any]) -> str:
     return (
         f"Accuracy {policy['accuracy']:.0%} against {control['accuracy']:.0%} (difference "
         f"{100 * difference['mean']:+.1f} points, {low} to {high}) at {ratio['mean']:.0%} of the cost "
-        f"({ratio['low']:.0%} to {ratio['high']:.0%}) of always asking {in_words(control['action'])}."
+        f"({ratio['low']:.0%} to {ratio['high']:.0%}) of {named(control['action'])}."
     )
 
 
-def in_words(action: str) -> str:
-    """Return a description of a baseline's action.
+def named(action: str) -> str:
+    """Return a baseline's action in words.
 
-    >>> in_words("large/1/1/1"), in_words("large/1/4/2")
-    ('large for one sample', 'large/1/4/2')
+    >>> named("large/1/1/1"), named("large/1/4/2")
+    ('one sample of large', 'a search with large (1/4/2)')
     """
     model, _, search = action.partition("/")
-    return f"{model} for one sample" if search == "1/1/1" else action
+    return f"one sample of {model}" if search == "1/1/1" else f"a search with {model} ({search})"
 
 
 def _pair(timeline: Timeline, baseline: Timeline) -> Pair:

@@ -9,7 +9,7 @@ import contextlib
 import importlib.util
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +20,14 @@ import psutil
 from schemas.errors import UniscaleError
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
-from streams.client.client import Client, SentQueries
+from streams.client.client import Client
 from streams.client.events import read_timelines
 from streams.client.questions import read_questions
 from streams.control_follower import Control, default_objective
-from streams.demo.paired import baseline_for, compared
-from streams.demo.report import render, summarise, thirds
+from streams.demo.paired import baseline_for, compared, named
+from streams.demo.report import render
+from streams.demo.standing import Standing, standings
+from streams.demo.summary import summarise, thirds
 from streams.local.deployment import Deployment, stopped_by_signals, with_previews
 from streams.settings import Settings
 
@@ -124,7 +126,10 @@ def check_machine(demo: Demo, settings: Settings) -> None:
 
 
 def run(
-    demo: Demo, settings: Settings, say: Callable[[str], None], progress: Callable[[SentQueries], None]
+    demo: Demo,
+    settings: Settings,
+    say: Callable[[str], None],
+    progress: Callable[[Sequence[Standing]], None],
 ) -> dict[str, Any]:
     """Run the demo and return its summary, which is also written to `out`.
 
@@ -132,7 +137,7 @@ def run(
         demo: The configuration.
         settings: The deployment's settings. Each run gets its own prefix, so that two runs on one broker never mix.
         say: Called with a line of text for each stage.
-        progress: Called with the current state of the queries.
+        progress: Called with how the policy and its baselines stand.
 
     Raises:
         DemoCannotRun: a requirement is not met.
@@ -140,7 +145,7 @@ def run(
         ServiceFailed: a service did not become ready.
     """
     check_machine(demo, settings)
-    Control(settings)  # fail early if the catalogue or an objective is invalid
+    catalogue = Control(settings).catalogue  # fail early if it or an objective is invalid
     queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
     if demo.accuracy is not None:
         queries = [msgspec.structs.replace(query, accuracy=demo.accuracy) for query in queries]
@@ -148,6 +153,9 @@ def run(
         [baseline_for(query, action, paired=action == demo.controls[0]) for action in demo.controls]
         for query in queries
     ]
+    parties = {"UniScale-Streams": [query.query_id for query in queries]} | {
+        named(action): [own[n].query_id for own in baselines] for n, action in enumerate(demo.controls)
+    }
     every = [each for query, own in zip(queries, baselines, strict=True) for each in (query, *own)]
     demo.out.mkdir(parents=True, exist_ok=True)
     settings = settings.replace(
@@ -179,7 +187,12 @@ def run(
         if demo.gateway:
             say(f"the page: http://{settings.gateway.host}:{settings.gateway.port}/")
         with Client(deployment.settings) as client:
-            asked = client.ask_all(every, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress)
+            asked = client.ask_all(
+                every,
+                rewards=True,
+                timeout_s=demo.timeout_s + 60,
+                progress=lambda sent: progress(standings(parties, sent.rewards)),
+            )
         timelines = read_timelines(deployment.settings, deployment.groups)
         audited = _audited(deployment.settings)
         say(f"audit: {audited.line}")
@@ -193,7 +206,8 @@ def run(
         mode=_mode(demo, settings),
         wall_s=asked.wall_s,
     )
-    summary["seed"] = demo.seed
+    summary |= {"seed": demo.seed, "questions": demo.questions.name, "unit": catalogue.unit}
+    summary["models"] = [model.name for model in sorted(catalogue.models, key=lambda m: m.parameters or 0)]
     summary["comparisons"] = [
         compared(
             timelines,

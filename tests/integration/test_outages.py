@@ -19,7 +19,7 @@ from schemas.query import Query
 from streams.client.client import Client
 from streams.client.events import read_timelines
 from streams.client.replay import SendSchedule
-from streams.demo.report import latencies
+from streams.demo.summary import latencies
 from streams.local.broker import free_port, kafka_home
 from streams.local.deployment import python
 from tests.support.deployment import Ask, Deploy, Deployment

@@ -11,8 +11,8 @@ import pytest
 from agents.catalogue.models import ObjectiveError
 from schemas.query import Query
 from streams.client.questions import read_questions
-from streams.demo.report import thirds
 from streams.demo.run import QUESTIONS, Demo, DemoCannotRun, check_machine, run
+from streams.demo.summary import thirds
 from streams.settings import Settings
 
 

@@ -7,84 +7,23 @@ import orjson
 import pytest
 from rich.console import Console
 
-from schemas.action import Action
-from schemas.answer import Answer
-from schemas.decision import PolicyState, Reason
 from schemas.query import Query
-from schemas.record import encode
-from streams.cli.demo import show_demo
+from streams.cli.demo import show_demo, standings_table
 from streams.client.events import QueryEvent, Timelines
 from streams.demo.paired import baseline_for, compared, pooled, sentence
-from streams.demo.report import render, summarise
-from streams.log.base import ConsumerRecord
-from streams.settings import Settings
-from streams.topics import Topics
-from tests.support.records import decision_for, paid, reward_for
-
-CONTROL, SAMPLE = "large/2/1/1", "large/1/1/1"
-REASONS: tuple[Reason, ...] = ("warm-up", "policy")
-
-
-def add(
-    timelines: Timelines,
-    n: int,
-    query: Query,
-    right: float | None,
-    cost: float | None,
-    *,
-    action: str = "small/1/1/1",
-    reason: Reason = "policy",
-    reward: float = 0.1,
-) -> None:
-    """Add the nth query, a second after the one before, with whether it was right, what it cost, and its reward."""
-    topics, query_id, at_ms = Topics(Settings()), query.query_id, 1000 * n
-    did = Action.parse(query.pin_action or action)
-    decision = decision_for(
-        query,
-        action=did,
-        seq=2 * n,
-        policy=PolicyState(name="p", version=n),
-        reason=reason,
-        appended_ms=at_ms,
-    )
-    terms = {"correct": right, "price": paid(cost) if cost else None, "reward": reward, "learn": query.learn}
-    closing = reward_for(decision, "final" if right is not None else "default", **terms)
-    answer = Answer(query_id=query_id, status="ok", by="executor", action=did, text="t")
-    for topic, value, after_ms in (
-        (topics.query, query, 0), (topics.decision, decision, 7), (topics.answer, answer, 100),
-        (topics.reward, closing, 110),
-    ):  # fmt: skip
-        timelines.add(topics, ConsumerRecord(topic, 0, 0, at_ms + after_ms, None, encode(value)))
-
-
-Outcomes = dict[str, tuple[Query, float | None, float | None]]
-
-
-def timelines_of(outcomes: Outcomes) -> Timelines:
-    """Return the timelines of queries by id, each with whether it was right and what it cost."""
-    timelines = Timelines()
-    for n, outcome in enumerate(outcomes.values()):
-        add(timelines, n, *outcome)
-    return timelines
-
-
-def run_of(count: int, warm_up: int) -> Timelines:
-    """Return the timelines of a run whose rewards rise and whose costs fall; the last Answer comes twice."""
-    timelines = Timelines()
-    for n in range(count):
-        query = Query(query_id=f"q{n}", text="x", metadata={"level": "l1"})
-        action, reason = f"small/1/{2 if n % 2 else 1}/1", REASONS[n >= warm_up]
-        cost = 10.0 * (count - n)
-        add(timelines, n, query, float(n % 2), cost, action=action, reason=reason, reward=n / count)
-    topics = Topics(Settings())
-    again = Answer(query_id=query.query_id, status="ok", by="executor", action=Action.parse(action), text="t")
-    timelines.add(topics, ConsumerRecord(topics.answer, 0, 0, 10**6, None, encode(again)))
-    return timelines
-
-
-def summary_of(timelines: Timelines, count: int, *comparisons: dict[str, Any]) -> dict[str, Any]:
-    found = summarise(timelines, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
-    return found | {"comparisons": list(comparisons)}
+from streams.demo.report import render
+from streams.demo.standing import Standing, standings
+from streams.demo.summary import summarise
+from tests.support.demo_runs import (
+    CONTROL,
+    SAMPLE,
+    Outcomes,
+    asked,
+    report_of,
+    run_of,
+    summary_of,
+    timelines_of,
+)
 
 
 def test_thirds_follow_decisions_and_duplicates_count_once() -> None:
@@ -113,21 +52,13 @@ def test_an_empty_run_is_no_error() -> None:
     assert found["mean_reward"] is None
 
 
-def test_report_has_three_curves_and_choices_by_level() -> None:
+def test_a_report_without_baselines_shows_the_choices() -> None:
     timelines = run_of(30, 10)
     page = render(timelines, summary_of(timelines, 30))
-    assert page.count("<svg") == 3
-    assert "<td>l1</td><td>20</td>" in page
-    assert "<td>query to answer</td>" in page
+    assert page.count("<figure>") == 1
+    assert "small got 100% of the questions" in page
+    assert "50% of 30 right" in page
     assert "http" not in page
-
-
-def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:
-    queries = [
-        Query(query_id=f"q{n}", text=f"x {n}", accuracy=0.98, metadata={"level": "l1"}) for n in range(count)
-    ]
-    baselines = [baseline_for(query, CONTROL) for query in queries]
-    return queries, baselines, [(a.query_id, b.query_id) for a, b in zip(queries, baselines, strict=True)]
 
 
 def test_baseline_asks_the_same_pinned_and_unlearned() -> None:
@@ -161,7 +92,7 @@ def test_differences_are_paired_and_failures_count_as_wrong() -> None:
     assert report == compared(timelines_of(outcomes), pairs, action=CONTROL, seed=1)
     said = sentence(report)
     assert "Accuracy 40% against 50% (difference -10.0 points" in said
-    assert said.endswith(f"of always asking {CONTROL}.")
+    assert said.endswith("of a search with large (2/1/1).")
 
 
 def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
@@ -206,17 +137,59 @@ def test_nothing_to_compare_is_said() -> None:
     assert "nothing to compare" in sentence(report)
 
 
+@pytest.mark.parametrize(
+    ("right", "cost", "said"),
+    [
+        (1.0, 20.0, ("less than one sample of large", "No difference in accuracy to one sample of large")),
+        (0.0, 60.0, ("cost more than one sample of large", "right less often than one sample of large")),
+        (1.0, 40.0, ("No difference in cost to one sample of large is shown",)),
+    ],
+)
+def test_a_figure_says_what_it_shows(right: float, cost: float, said: tuple[str, ...]) -> None:
+    page = report_of(30, right, cost)
+    for each in said:
+        assert each in page
+    assert f"{right:.0%} right against 100%, at {cost / 40:.0%} of the cost" in page
+
+
+def test_costs_are_in_samples_of_the_largest_model() -> None:
+    page = report_of(30, 1.0, 20.0)
+    assert "<span>0.50 <small>0.50 to 0.50</small></span>" in page
+    assert "<span>a search with large (1/4/2)</span>" in page
+    assert "<span>2.00</span>" in page
+    assert '%">0.50</span>' in page, "the line is labelled"
+    assert "e+" not in page
+
+
 def test_report_leaves_baselines_out_of_the_choices() -> None:
-    queries, baselines, pairs = asked(30)
-    samples = [baseline_for(query, SAMPLE, paired=False) for query in queries]
-    outcomes: Outcomes = {each.query_id: (each, 1.0, 7.0) for each in (*queries, *baselines, *samples)}
-    timelines = timelines_of(outcomes)
-    against = [compared(timelines, pairs, action=action, seed=1) for action in (CONTROL, SAMPLE)]
-    page = render(timelines, summary_of(timelines, len(queries), *against))
-    assert sentence(against[0]) in page
-    assert page.count(f">{CONTROL}</text>") == page.count(">large for one sample</text>") == 2, (
-        "cost, accuracy"
+    page = report_of(30, 1.0, 20.0)
+    assert "small got 100% of the questions" in page
+    assert "</i>small</li>" in page
+    assert "</i>large</li>" not in page
+
+
+def test_standings_compare_costs_of_the_same_questions() -> None:
+    queries, baselines, _ = asked(4)
+    parties = {"policy": [q.query_id for q in queries], "one sample": [b.query_id for b in baselines]}
+    timelines = timelines_of(
+        {q.query_id: (q, float(n > 0), 10.0) for n, q in enumerate(queries[:3])}
+        | {b.query_id: (b, 1.0, 40.0) for b in baselines[1:]}
     )
-    assert "30 queries" in page
-    assert "<th>small</th>" in page
-    assert "<th>large</th>" not in page
+    rewards = {each: s.closing for each, s in timelines.by_id.items() if s.closing is not None}
+    assert standings(parties, rewards) == [
+        Standing("policy", 4, 3, 2 / 3, 0.25),
+        Standing("one sample", 4, 3, 1.0, 1.0),
+    ]
+    assert [each.cost for each in standings(parties, {})] == [None, None]
+    (alone,) = standings({"policy": parties["policy"]}, rewards)
+    assert (alone.closed, alone.cost) == (3, None)
+
+
+def test_the_table_shows_what_is_known_so_far() -> None:
+    printed = StringIO()
+    rows = [Standing("policy", 4, 3, 0.5, 0.25), Standing("one sample of large", 4, 0, None, None)]
+    Console(file=printed, width=100).print(standings_table(rows))
+    assert "cost, times one sample of large" in printed.getvalue()
+    assert [line.split() for line in printed.getvalue().splitlines() if "policy" in line] == [
+        ["│", "policy", "│", "3", "of", "4", "│", "50%", "│", "0.25", "│"]
+    ]
