@@ -81,20 +81,26 @@ def build_engine(model: HostedModel) -> LLMEngine:
     return engine
 
 
-def add(engine: LLMEngine, request_id: str, request: Request) -> str:
+def add(engine: LLMEngine, request_id: str, request: Request, *, streamed: bool = False) -> str:
     """Submit one request to an engine and return vLLM's own id for it.
+
+    Args:
+        engine: The engine.
+        request_id: Identifies the request in the engine's replies.
+        request: What to generate or classify.
+        streamed: Whether each step replies with the text so far, not only the last.
 
     Raises:
         RequestRefusedError: vLLM finds the request invalid.
     """
     prompt = tokens_input(list(request.prompt_token_ids))
     try:
-        return engine.add_request(request_id, prompt, _parameters(request))
+        return engine.add_request(request_id, prompt, _parameters(request, streamed))
     except (VLLMClientError, ValueError, TypeError) as error:
         raise RequestRefusedError(f"vllm refused a request: {error}") from error
 
 
-def _parameters(request: Request) -> SamplingParams | PoolingParams:
+def _parameters(request: Request, streamed: bool) -> SamplingParams | PoolingParams:
     if not isinstance(request, Generation):
         return PoolingParams(task="token_classify", use_activation=True)
     if not 0 <= request.seed < SEED_LIMIT:
@@ -107,10 +113,15 @@ def _parameters(request: Request) -> SamplingParams | PoolingParams:
         max_tokens=request.max_tokens,
         stop=list(request.stop),
         include_stop_str_in_output=True,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.CUMULATIVE if streamed else RequestOutputKind.FINAL_ONLY,
         # Only this request uses the parameters, so vLLM need not copy them.
         skip_clone=True,
     )
+
+
+def text_so_far(reply: vllm.RequestOutput) -> str:
+    """Return the text of an unfinished reply. The stop strings are part of a text, so none of it is taken back."""
+    return str(reply.outputs[0].text)
 
 
 def output_of(reply: Any) -> Output:

@@ -97,8 +97,12 @@ class EngineHost:
             raise EngineStartError(f"vllm did not start in {_START_S:g} s") from None
         return self
 
-    def submit(self, model: str, requests: Sequence[Request]) -> "Future[list[Output]]":
+    def submit(
+        self, model: str, requests: Sequence[Request], on_text: Callable[[str], None] | None = None
+    ) -> "Future[list[Output]]":
         """Return a future of the outputs, in the order of the requests; may be called from any thread.
+
+        If there is one request, the engine thread calls `on_text` with each piece of its text but the last.
 
         Cancelling the future aborts its remaining requests. If one request fails, the future fails as a whole, with
         `RequestRefusedError`, `UnknownEngineError`, `EngineFaultError`, `EngineDiedError` or `HostClosedError`.
@@ -107,7 +111,7 @@ class EngineHost:
         if not requests:
             future.set_result([])
             return future
-        group = RequestGroup(next(self._numbers), list(requests), future)
+        group = RequestGroup(next(self._numbers), list(requests), future, on_text)
         self._send(lambda loop: loop.submit(model, group), future)
         future.add_done_callback(lambda done: self._abort(model, group) if done.cancelled() else None)
         return future
@@ -138,6 +142,22 @@ class EngineHost:
             self.context_tokens.pop(name, None)
 
         return self._asked(unload)
+
+    async def stream(self, model: str, request: Generation, on_text: Callable[[str], None]) -> GeneratedDraft:
+        """Return the output of one request, as `run` does, and call `on_text` with its text as it is generated."""
+        loop = asyncio.get_running_loop()
+
+        def pass_on(text: str) -> None:
+            if not future.done():  # the caller may have gone meanwhile
+                on_text(text)
+
+        def from_engine(text: str) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(pass_on, text)
+
+        future = asyncio.wrap_future(self.submit(model, [request], from_engine))
+        [output] = await future
+        return cast("GeneratedDraft", output)
 
     @property
     def failure(self) -> ServingError | None:

@@ -50,7 +50,7 @@ class OwnedEngine:
         added: list[str] = []
         try:
             for request_id, request in zip(group.ids, group.requests, strict=True):
-                vllm_adapter.add(self.engine, request_id, request)
+                vllm_adapter.add(self.engine, request_id, request, streamed=group.on_text is not None)
                 added.append(request_id)
         except ServingError as error:
             self.engine.abort_request(added)
@@ -66,7 +66,7 @@ class OwnedEngine:
             self.engine.abort_request(left)
 
     def step(self, clock: Callable[[], float]) -> None:
-        """Make one step of the batch and deliver the finished outputs."""
+        """Make one step of the batch and deliver its outputs."""
         self.step_began_s = clock()
         try:
             replies = self.engine.step()
@@ -82,10 +82,14 @@ class OwnedEngine:
             )
 
     def _deliver(self, reply: Any) -> None:
-        waiting = self.in_flight.pop(reply.request_id, None)
+        waiting = self.in_flight.get(reply.request_id)
         if waiting is None:
             return
         group, index = waiting
+        if not reply.finished:
+            group.pass_on(vllm_adapter.text_so_far(reply))
+            return
+        del self.in_flight[reply.request_id]
         try:
             output = vllm_adapter.output_of(reply)
         except EngineFaultError as error:

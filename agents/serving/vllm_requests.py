@@ -1,6 +1,6 @@
 """An engine's inputs and outputs: token ids in, text or class probabilities out. Does not import vLLM."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -94,13 +94,29 @@ class RequestGroup:
         number: A number that is unique in the host; the requests' ids in vLLM begin with it.
         requests: The requests, in the order of the outputs.
         future: Resolved by the engine thread, or cancelled by the caller.
+        on_text: Called by the engine thread with each piece of the text of the only request; None if nobody reads it
+            before it is whole.
     """
 
-    def __init__(self, number: int, requests: Sequence[Request], future: "Future[list[Output]]") -> None:
+    def __init__(
+        self,
+        number: int,
+        requests: Sequence[Request],
+        future: "Future[list[Output]]",
+        on_text: Callable[[str], None] | None = None,
+    ) -> None:
         self.ids = [f"{number}-{index}" for index in range(len(requests))]
         self.requests = requests
         self.future = future
+        self.on_text = on_text
         self._outputs: dict[int, Output] = {}
+        self._passed_on = 0
+
+    def pass_on(self, text: str) -> None:
+        """Pass on what is new in the text so far."""
+        if self.on_text is not None and len(text) > self._passed_on and not self.future.done():
+            self.on_text(text[self._passed_on :])
+            self._passed_on = len(text)
 
     def take(self, index: int, output: Output) -> None:
         """Store one output; the last one resolves the future."""

@@ -1,12 +1,13 @@
 """Steps drafted by real vLLM: continued exactly, cut where they must be, never tokenised anew unless forgotten."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from agents.catalogue.models import Sampling
-from agents.serving.engine import Continuer, Prefix
-from agents.serving.errors import PromptTooLongError
+from agents.serving.engine import Continuer, Drafted, Piece, Prefix, StreamingEngine
+from agents.serving.errors import PromptTooLongError, StreamBrokenError
 from agents.serving.prompts import ChatPrompts, RecentTokens
 from agents.serving.vllm_engine import VllmEngine
 from schemas.query import Message
@@ -43,6 +44,45 @@ def test_drafts_come_prefix_by_prefix_with_their_own_seeds(engine) -> None:
     assert together[3:] == generate(engine, [other], 3, range(3, 6))
     assert len({draft.prompt_tokens for draft in together[:3]}) == 1
     assert together[0].prompt_tokens > together[3].prompt_tokens
+
+
+def stream(engine: StreamingEngine, seed: int, pieces: list[Piece]) -> Drafted:
+    return asyncio.run(engine.stream("q/1", ROOT, seed, SAMPLING, pieces.append))
+
+
+def test_a_streamed_draft_is_the_one_without_a_stream(engine) -> None:
+    whole, endings = generate(engine, [ROOT], 200, range(200)), set()
+    for seed, draft in enumerate(whole):
+        if draft.finish in endings or draft.tokens < 5:
+            continue
+        pieces: list[Piece] = []
+        assert stream(engine, seed, pieces) == draft
+        assert len(pieces) > 2
+        assert draft.text.startswith("".join(map(str, pieces)))
+        endings.add(draft.finish)
+    assert endings == {"separator", "eos", "length"}
+
+
+def test_a_stream_that_breaks_off_is_not_repeated(host, engine) -> None:
+    def forget_what_has_text(loop: Any) -> None:
+        vllm = loop.engines["micro-a"].engine
+        step = vllm.step
+
+        def step_and_forget() -> Any:
+            replies = step()
+            if any(reply.outputs[0].text for reply in replies):
+                vllm.step = step
+                vllm.abort_request([reply.request_id for reply in replies])
+            return replies
+
+        vllm.step = step_and_forget
+
+    host._inbox.put(forget_what_has_text)
+    pieces: list[Piece] = []
+    with pytest.raises(StreamBrokenError, match="vllm forgot 1 requests"):
+        stream(engine, 3, pieces)
+    assert len(pieces) == 1
+    assert stream(engine, 3, []) == generate(engine, [ROOT], 1, [3])[0]
 
 
 def test_every_kind_of_ending_occurs_and_is_told_apart(engine) -> None:
