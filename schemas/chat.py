@@ -9,11 +9,12 @@ from msgspec import Meta, Struct, structs
 from schemas.errors import InvalidField
 from schemas.record import check_json
 
-Capability = Literal["tools", "json", "images", "logprobs"]
-"""Capabilities that a chat endpoint may declare: tool calls, a `response_format`, image parts, log probabilities."""
+Capability = Literal["tools", "json", "images", "audio", "logprobs"]
+"""Capabilities that a chat endpoint may declare: tool calls, a `response_format`, image and audio parts, log
+probabilities."""
 
-Requirement = Literal["tools", "json", "images", "logprobs", "sampling", "penalties", "greedy"]
-"""Requirements that a request places on a configuration. The first four are capabilities. sampling: the client sets
+Requirement = Literal["tools", "json", "images", "audio", "logprobs", "sampling", "penalties", "greedy"]
+"""Requirements that a request places on a configuration. The first five are capabilities. sampling: the client sets
 temperature or top_p. penalties: the client sets penalties or logit_bias, which are applied only to whole answers.
 greedy: temperature 0, at which all samples are the same, so only one is drawn."""
 
@@ -54,6 +55,7 @@ FIELDS: Final[dict[Requirement, tuple[str, ...]]] = {
     "tools": ("tools",),
     "json": ("response_format",),
     "images": ("messages",),
+    "audio": ("messages",),
     "logprobs": ("logprobs",),
     "sampling": ("temperature", "top_p"),
     "penalties": ("presence_penalty", "frequency_penalty", "logit_bias"),

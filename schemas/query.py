@@ -78,7 +78,7 @@ Reference: TypeAlias = str | int | float | dict[str, Any] | list[Any]
 _REQUIREMENTS: Final[tuple[Requirement, ...]] = get_args(Requirement)
 
 NO_TEXT = "(no text)"
-"""Text that is embedded as the question if a conversation consists of images alone."""
+"""Text that is embedded as the question if a conversation consists of images or audio alone."""
 
 
 class ToolCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,7 +115,7 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
         content: The text; null only with `tool_calls`.
         tool_calls: The tool calls that an assistant requested.
         tool_call_id: For role `tool`, the id of the call whose result this is.
-        parts: The content as the client sent it, if it contains more than text, such as images; `content` is then the
+        parts: The content as the client sent it, if it contains more than text: images or audio. `content` is then the
             text in it. Chat endpoints get the parts, other models the text.
     """
 
@@ -139,6 +139,18 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def images(self) -> int:
         """Return the number of images, which only a model with vision can read."""
         return sum(1 for part in self.parts if part.get("type") == "image_url")
+
+    @property
+    def audio(self) -> tuple[int, ...]:
+        """Return the length of each recording in base64, in characters; only a model that hears can read them."""
+        return tuple(_audio_length(part) for part in self.parts if part.get("type") == "input_audio")
+
+
+def _audio_length(part: dict[str, Any]) -> int:
+    match part:
+        case {"input_audio": {"data": str(data)}}:
+            return len(data)
+    return 0
 
 
 class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -277,7 +289,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
             for index, message in enumerate(self.messages):
                 _check_message(f"messages[{index}]", message)
             said = "\n".join(m.text for m in self.messages)
-            if any(m.images for m in self.messages):
+            if any(m.images or m.audio for m in self.messages):
                 said = said.strip() or NO_TEXT
             _check_text("messages", said, msgspec.to_builtins(self.messages))
 
@@ -389,6 +401,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         needs = set(() if self.options is None else self.options.required)
         needs |= {"tools"} if any(turn.of_tools for turn in turns) else set()
         needs |= {"images"} if any(turn.images for turn in turns) else set()
+        needs |= {"audio"} if any(turn.audio for turn in turns) else set()
         if self.n > 1 or self.pin_action is not None:
             needs.discard("greedy")
         return tuple(each for each in _REQUIREMENTS if each in needs)

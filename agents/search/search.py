@@ -177,6 +177,10 @@ _TURN_TOKENS = 16
 _IMAGE_TOKENS = 8_192
 """Upper bound on the tokens of an image. Hosted models bill up to a few thousand for an image in high detail."""
 
+_AUDIO_CHARACTERS = 24
+"""Lower bound on the characters of base64 for each token of a recording. MP3 has at least 1,000 bytes a second, which
+are 1,333 characters, and encoders make at most 50 tokens of a second, as Whisper's does."""
+
 
 def answer_of(
     source: Job | SearchStep,
@@ -263,7 +267,8 @@ def _cut(job: Job) -> CutStep:
 def longest_prompt(messages: Sequence[Message], options: ChatOptions | None = None) -> int:
     """Return an upper bound on a prompt's tokens, assuming that a text has no more tokens than bytes.
 
-    Only the server knows how many tokens an image or a schema takes. An image counts as `_IMAGE_TOKENS`.
+    Only the server knows how many tokens an image, a recording or a schema takes. An image counts as `_IMAGE_TOKENS`,
+    and a recording by its length (`_AUDIO_CHARACTERS`).
     """
     turns = sum(_turn_bytes(message) + _TURN_TOKENS for message in messages)
     return turns + (0 if options is None else len(msgspec.json.encode(options)))
@@ -271,7 +276,8 @@ def longest_prompt(messages: Sequence[Message], options: ChatOptions | None = No
 
 def _turn_bytes(message: Message) -> int:
     calls = sum(len(call.name.encode()) + len(call.arguments.encode()) for call in message.tool_calls)
-    return len(message.text.encode()) + calls + message.images * _IMAGE_TOKENS
+    heard = sum(length // _AUDIO_CHARACTERS + 1 for length in message.audio)
+    return len(message.text.encode()) + calls + message.images * _IMAGE_TOKENS + heard
 
 
 def failed(

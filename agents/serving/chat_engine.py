@@ -29,6 +29,9 @@ _ROOM = 16
 _IMAGE = 1_024
 """Approximate number of tokens of an image."""
 
+_AUDIO_CHARACTERS = 500
+"""Approximate number of characters of base64 for each token of a recording: MP3 at 64 kbit/s, 25 tokens a second."""
+
 _SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
 
 _TOKEN_BYTES = 3
@@ -162,6 +165,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 def _size(message: Message) -> int:
     return (
         message.images * _IMAGE * _TOKEN_BYTES
+        + sum(message.audio) * _TOKEN_BYTES // _AUDIO_CHARACTERS
         + len(message.text.encode())
         + sum(len(call.arguments.encode()) for call in message.tool_calls)
     )

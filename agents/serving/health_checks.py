@@ -7,6 +7,9 @@ parameters of an ordinary search. A model that fails this probe three times in a
 """
 
 import asyncio
+import base64
+import io
+import wave
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
@@ -125,8 +128,11 @@ _TRIALS: Final[dict[Capability, ChatOptions]] = {
 async def tried(engine: Engine, sampling: Sampling, rules: ProbeRules, capability: Capability) -> str:
     """Send a request that needs a declared capability, and return why it failed; empty if the endpoint has it."""
     parts: tuple[dict[str, Any], ...] = ()
+    asked: dict[str, Any] = {"type": "text", "text": rules.question}
     if capability == "images":
-        parts = {"type": "text", "text": rules.question}, {"type": "image_url", "image_url": {"url": _IMAGE}}
+        parts = asked, {"type": "image_url", "image_url": {"url": _IMAGE}}
+    elif capability == "audio":
+        parts = asked, {"type": "input_audio", "input_audio": {"data": _silence(), "format": "wav"}}
     message = Message(role="user", content=rules.question, parts=parts)
     prefix = Prefix(messages=(message,), max_tokens=64, options=_TRIALS.get(capability), whole=True)
     reply = engine.generate(f"capability {capability}", [prefix], 1, [0], sampling)
@@ -136,6 +142,15 @@ async def tried(engine: Engine, sampling: Sampling, rules: ProbeRules, capabilit
     [draft] = drafts
     missing = capability == "logprobs" and (draft.upstream is None or not draft.upstream.logprobs)
     return "the reply has no logprobs" if missing else ""
+
+
+def _silence() -> str:
+    """Return half a second of silence as WAV in base64; servers refuse recordings shorter than a tenth."""
+    with io.BytesIO() as file:
+        with wave.open(file, "wb") as recording:
+            recording.setparams((1, 2, 16_000, 0, "NONE", "not compressed"))
+            recording.writeframes(bytes(2 * 8_000))
+        return base64.b64encode(file.getvalue()).decode()
 
 
 async def streamed(engine: StreamingEngine, sampling: Sampling, rules: ProbeRules) -> str:

@@ -476,12 +476,13 @@ def _unable(d: dict[str, Any]) -> bool:
     """Return whether a Decision's action lacks something that its query requires, or a requirement is not stated."""
     query, action, required = d["query"], d["action"], set(d.get("required", ()))
     options, turns = query.get("options") or {}, query.get("messages") or ()
-    parts = (part.get("type") for turn in turns for part in turn.get("parts", ()))
+    parts = {part.get("type") for turn in turns for part in turn.get("parts", ())}
     calls = any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns)
     asked = {
         "tools": options.get("tools") or calls,
         "json": options.get("response_format"),
         "images": "image_url" in parts,
+        "audio": "input_audio" in parts,
         "logprobs": options.get("logprobs"),
     }
     several = action["qp"] * action["cp"] > 1 and not required.isdisjoint({*asked, "greedy"})

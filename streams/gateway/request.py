@@ -209,7 +209,7 @@ class ChatRequest(Struct, frozen=True):
     def is_plain(self) -> bool:
         """Return whether its messages are texts that any model can read."""
         own = all(isinstance(m.get("content"), str) and m.get("role") != "tool" for m in self.messages)
-        return own and not any(m.of_tools or m.images for m in self.translated.earlier)
+        return own and not any(m.of_tools or m.images or m.audio for m in self.translated.earlier)
 
     @property
     def extension(self) -> Extension:
@@ -444,7 +444,7 @@ _OF_ROLE: Final = {"assistant": ("tool_calls", "refusal"), "tool": ("tool_call_i
 
 
 def _part(param: str, part: Any) -> str:
-    """Return the text of a part; empty for an image."""
+    """Return the text of a part; empty for an image or a recording."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
@@ -453,10 +453,16 @@ def _part(param: str, part: Any) -> str:
     if kind == "image_url" and isinstance(part.get("image_url"), dict):
         _text(f"{param}.image_url", part["image_url"], "url")
         return ""
-    if isinstance(kind, str) and kind not in ("text", "refusal", "image_url"):
-        raise unsupported(param, f"type {kind!r}; use text or image_url")
+    if kind == "input_audio" and isinstance(part.get("input_audio"), dict):
+        _text(f"{param}.input_audio", part["input_audio"], "data")
+        _text(f"{param}.input_audio", part["input_audio"], "format")
+        return ""
+    if isinstance(kind, str) and kind not in ("text", "refusal", "image_url", "input_audio"):
+        raise unsupported(param, f"type {kind!r}; use text, image_url or input_audio")
     raise invalid(
-        param, 'must be {"type": "text", "text": …} or {"type": "image_url", "image_url": {"url": …}}'
+        param,
+        'must be {"type": "text", "text": …}, {"type": "image_url", "image_url": {"url": …}} or '
+        '{"type": "input_audio", "input_audio": {"data": …, "format": …}}',
     )
 
 

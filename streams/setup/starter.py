@@ -138,7 +138,7 @@ def _of_chat(source: Source, model: Listed) -> list[str]:
     longest = min(model.max_output_tokens or usual.max_output_tokens, usual.max_output_tokens)
     longest = longest if longest < context else max(1, context // 2)
     lines = [
-        "  # capabilities: [tools, json, images, logprobs]  # what it supports besides text; check tries each",
+        "  # capabilities: [tools, json, images, audio, logprobs]  # what it supports besides text; check tries each",
         "  endpoint:",
         "    kind: chat",
         f"    url: {_quoted(source.url)}",

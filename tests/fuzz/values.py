@@ -132,7 +132,8 @@ def _speak(fields: dict[str, Any], rng: random.Random) -> None:
     """Make a message's parts belong to its role."""
     image = {"type": "image_url", "image_url": {"url": "data:"}}
     says: dict[str, Any] = {"content": rng.choice(_TEXTS), "tool_calls": (), "tool_call_id": None}
-    says["parts"] = rng.choice(((), (), (image,)))
+    audio = {"type": "input_audio", "input_audio": {"data": "UklG", "format": "wav"}}
+    says["parts"] = rng.choice(((), (), (image,), (audio,)))
     call = ToolCall(id="call", name="add", arguments=rng.choice(_TEXTS))
     calls = {"role": "assistant", "content": None, "tool_calls": (call,)}
     fields |= rng.choice((says, says, says, says | calls, says | {"role": "tool", "tool_call_id": "call"}))

@@ -48,7 +48,7 @@ def upstream() -> Iterator[Agentic]:
 @pytest.fixture(scope="module")
 def site(upstream: Agentic, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayDeployment]:
     """A deployment with one chat endpoint that can do everything."""
-    able = ("tools", "json", "images", "logprobs")
+    able = ("tools", "json", "images", "audio", "logprobs")
     made = before_chat_server(tmp_path_factory.mktemp("agents"), upstream.url, ("hosted",), able)
     yield made
     made.close()
@@ -200,6 +200,14 @@ def test_images_reach_the_upstream(site: GatewayDeployment, api: openai.OpenAI, 
         {"type": "text", "text": "What is it?"},
         {"type": "image_url", "image_url": {"url": url}},
     ]
+
+
+def test_audio_reaches_the_upstream(site: GatewayDeployment, api: openai.OpenAI, sent: list[Body]) -> None:
+    recording = {"type": "input_audio", "input_audio": {"data": "UklGRiQAAABXQVZF", "format": "wav"}}
+    said = {"type": "input_text", "text": "What does she say?"}
+    respond(api, [{"role": "user", "content": [said, recording]}], tools=[])
+    [body] = sent
+    assert body["messages"][0]["content"] == [{"type": "text", "text": "What does she say?"}, recording]
 
 
 BLOCK = {"type": "tool_use", "id": "call-1", "name": "add", "input": {"a": 2, "b": 3}}

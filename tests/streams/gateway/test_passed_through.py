@@ -17,7 +17,7 @@ from tests.streams.test_chat_models import chat, start  # noqa: F401  # a fixtur
 from tests.support.gateway_deployment import ASK, Deploy, GatewayDeployment
 from tests.support.upstream import Body, Upstream
 
-ALL = ["tools", "json", "images", "logprobs"]
+ALL = ["tools", "json", "images", "audio", "logprobs"]
 PRICE = {"input": 2.0, "output": 8.0}
 ADD = {
     "type": "function",
@@ -35,6 +35,7 @@ SUM = {
     },
 }
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "UklGRiQAAABXQVZF", "format": "wav"}}
 CATALOGUE = {"cost_range": None, "hardware": None}
 
 
@@ -223,6 +224,19 @@ def test_images_and_log_probabilities_pass_both_ways(
     ]
 
 
+def test_audio_reaches_the_model(
+    site: GatewayDeployment, client: Any, upstreams: tuple[Upstream, Upstream]
+) -> None:
+    content = [{"type": "text", "text": "What is in the RECORDING?"}, AUDIO]
+    alone = [{"role": "system", "content": "RECORDING"}, {"role": "user", "content": [AUDIO]}]
+    for messages in ([{"role": "user", "content": content}], alone):
+        made = client.chat.completions.create(model="auto", messages=messages)
+        assert made.model_extra["uniscale"]["restricted"] == ["audio"]
+        assert made.model_extra["uniscale"]["action"].endswith("/1/1/1")
+    first, second = asked(upstreams[0], "RECORDING")
+    assert (first["messages"][0]["content"], second["messages"]) == (content, alone)
+
+
 def test_sampling_reaches_the_model_and_teaches_within_reason(
     site: GatewayDeployment, client: Any, upstreams: tuple[Upstream, Upstream]
 ) -> None:
@@ -256,6 +270,7 @@ def test_sampling_reaches_the_model_and_teaches_within_reason(
         ({"response_format": SUM}, "response_format"),
         ({"logprobs": True}, "logprobs"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [AUDIO]}]}, "messages"),
         (
             {
                 "messages": [

@@ -150,6 +150,14 @@ def test_what_asks_for_nothing_is_accepted(more: dict[str, object]) -> None:
             "messages[0].content[0].image_url.url",
         ),
         (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "UklG"}}]}
+                ]
+            },
+            "messages[0].content[0].input_audio.format",
+        ),
+        (
             {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}]},
             "messages[0].tool_calls[0]",
         ),

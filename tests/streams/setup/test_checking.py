@@ -1,5 +1,8 @@
 """`check`: each mistake in a configuration is named with its field and its fix, and exits with 1 if it would fail."""
 
+import base64
+import io
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,14 +111,17 @@ def test_configured_prior_must_fit(run: Run, upstream: Start) -> None:
 
 def test_each_declared_capability_is_tried(run: Run, upstream: Start) -> None:
     server = upstream()
-    configured(entry(server.url, capabilities=["tools", "json", "images", "logprobs"]))
+    configured(entry(server.url, capabilities=["tools", "json", "images", "audio", "logprobs"]))
     assert "0 would fail" in run("check").output
     first, *tried, streamed = server.requests
     assert (first["max_tokens"], streamed["stream"]) == (1, True)
     assert [{"tools", "response_format", "logprobs"} & set(body) for body in tried] == [
-        {"tools"}, {"response_format"}, set(), {"logprobs"}
+        {"tools"}, {"response_format"}, set(), set(), {"logprobs"}
     ]  # fmt: skip
     assert tried[2]["messages"][0]["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
+    heard = tried[3]["messages"][0]["content"][1]["input_audio"]
+    with wave.open(io.BytesIO(base64.b64decode(heard["data"]))) as recording:
+        assert recording.getnframes() / recording.getframerate() == 0.5
 
 
 def test_a_capability_that_the_server_lacks(run: Run, upstream: Start) -> None:
