@@ -31,8 +31,10 @@ def cli() -> None:
 
 for command in (
     recording.record,
+    recording.join,
     commands.paper,
     commands.frontier,
+    commands.by_family,
     commands.picture,
     commands.usual,
     commands.category_variances,

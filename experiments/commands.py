@@ -20,6 +20,7 @@ from experiments.behaviour import POLICIES, behaviour
 from experiments.category_variances import chosen, tried
 from experiments.changes import changes as follow_changes
 from experiments.contenders import combined, estimated
+from experiments.families import families
 from experiments.foreign import load_foreign, rows_of
 from experiments.frontier import AFTER_HISTORY, ENOUGH, PLAYERS, PRICES, Terms
 from experiments.frontier import frontier as judge
@@ -345,6 +346,40 @@ def frontier(
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(page.as_json(tables) + b"\n")
+
+
+@click.command("families")
+@with_outcomes(TRAFFIC)
+@with_mapping
+@with_catalogue
+@click.option("--model", required=True, help="The model without which the fixed mix is also made.")
+@click.option("--policy", type=click.Choice(list(PLAYERS)), default="default_with_prior", show_default=True)
+@click.option("--orders", type=click.IntRange(1, len(MORE_SEEDS)), default=len(MORE_SEEDS), show_default=True)
+@with_cache
+@click.option("--journal", type=PATH, help="What `frontier --journal` played; what it lacks is played.")
+@click.option("--out", type=PATH, required=True, help="JSON file to write.")
+def by_family(
+    source: Path,
+    mapping: Path | None,
+    catalogue: Path,
+    model: str,
+    policy: str,
+    orders: int,
+    cache: Path,
+    journal: Path | None,
+    out: Path,
+) -> None:
+    """Write what a policy costs at equal accuracy by family of questions, and the share of each that a model gets."""
+    _, world = joint_world(source, mapping, catalogue, cache)
+    terms = Terms(journal=Journal() if journal is None else Journal.open(journal))
+    with threadpool_limits(1):
+        scope = Scope(
+            more_seeds=MORE_SEEDS[:orders], whole=False, say=lambda text: click.echo(text, err=True)
+        )
+        found = families(world, scope, policy, PLAYERS[policy], terms, model)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(page.as_json(found) + b"\n")
+    click.echo(f"written: {out}")
 
 
 @click.command()

@@ -205,7 +205,7 @@ def frontier(
         players = {**players, **twins}
     if terms.paretobandit is not None:
         players = {**players, **ELSEWHERE}
-    table = _Table(world, history, live, best, scope, terms)
+    table = Table(world, history, live, best, scope, terms)
     for name, player in players.items():
         scope.say(f"frontier of {o.name}: {name}")
         orders = table.played(name, player)
@@ -322,19 +322,19 @@ class _Task:
         shape = (len(o.questions), len(o.arms))
         return np.random.default_rng([self.seed, 1]).integers(o.samples, size=shape)
 
-    def points(self, games: Sequence[Sequence[int]]) -> Points:
-        """Return the accuracy and cost of the arms chosen in the live rounds."""
+    def points(self, games: Sequence[Sequence[int]], of: np.ndarray | None = None) -> Points:
+        """Return the accuracy (or the value `of` each arm) and cost of the arms chosen in the live rounds."""
         o, questions = self.world.outcomes, np.array(self.order[-len(self.live) :])
         places = np.searchsorted(self.live, questions)  # the live questions are sorted
         accuracy, cost = np.empty((len(games), len(self.live))), np.empty((len(games), len(self.live)))
         for k, arms in enumerate(games):
             realised = (self.sample[questions, list(arms)], questions, list(arms))
-            accuracy[k, places] = o.correct[realised]
+            accuracy[k, places] = o.correct[realised] if of is None else of[list(arms)]
             cost[k, places] = np.exp(o.log_cost[realised])
         return Points(accuracy, cost)
 
 
-class _Table:
+class Table:
     """The games of one table of outcomes under given terms."""
 
     def __init__(
@@ -366,8 +366,14 @@ class _Table:
             else prices(Fitted.of(self._counted, history), best, terms.prices)
         )
 
-    def played(self, name: str, player: Player) -> list[Points]:
-        """Return a row's points in each order of the live questions, playing the games that the journal lacks."""
+    def played(self, name: str, player: Player, of: np.ndarray | None = None) -> list[Points]:
+        """Return a row's points in each order of the live questions, playing the games that the journal lacks.
+
+        Args:
+            name: The row's name.
+            player: The row.
+            of: A value of each arm in place of correctness; it does not affect what is played.
+        """
         journal, objectives = self._terms.journal, self._objectives(player)
         wanted = {
             seed: [self._game(name, player, seed, each) for each in objectives]
@@ -377,7 +383,7 @@ class _Table:
             for objective, arms in zip(task.objectives, found, strict=True):
                 journal.keep(self._game(name, player, task.seed, objective), arms)
         return [
-            self._task(player, seed, ()).points([journal.games[game] for game in games])
+            self._task(player, seed, ()).points([journal.games[game] for game in games], of)
             for seed, games in wanted.items()
         ]
 

@@ -18,7 +18,7 @@ import orjson
 from agents.bandit.features import with_counts
 from agents.bandit.policy import ActionVector, Objective
 from agents.catalogue.descriptions import describe_action
-from agents.catalogue.models import Catalogue
+from agents.catalogue.models import NO_VERIFIER, Catalogue
 from agents.catalogue.objectives import MODES
 from agents.decider.categories import MOST_VALUES
 from agents.embedding import Encoder, embed_actions, encoder_id
@@ -164,6 +164,8 @@ NUMBERS = (
 def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool = True) -> Outcomes:
     """Read a recording of ours (`experiments/record/table.py`).
 
+    If a model has no verifier, Score takes the value of Correct for all of them, as in what a learner learns.
+
     Args:
         path: The Parquet file.
         verifier: The verifier of the runs to read; by default the one in use.
@@ -184,22 +186,20 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
         for entry in orjson.loads(metadata[b"uniscale.questions"])
     ]
     settings = orjson.loads(metadata[b"uniscale.settings"])
-    chosen = verifier or settings["verifiers"][0]
+    in_use = (*settings["verifiers"], NO_VERIFIER)[0]
+    chosen = verifier or in_use
     columns = {
         name: table.column(name).to_pylist() for name in ("question", "model", "qp", "cp", "bs", "sample")
     }
-    keep = np.array(
-        [
-            v == chosen and e is early_exit
-            for v, e in zip(
-                table.column("verifier").to_pylist(), table.column("early_exit").to_pylist(), strict=True
-            )
-        ]
-    )
+    verifiers = np.array(table.column("verifier").to_pylist())
+    unscored = verifiers == NO_VERIFIER  # without a verifier there is no early exit
+    exits = np.array(table.column("early_exit").to_pylist()) == early_exit
+    keep = (verifiers == chosen) & (exits | unscored)
     if not keep.any():
         raise OutcomeError(f"{path}: no runs of verifier {chosen!r} with early_exit {early_exit}")
+    keep |= unscored
     cells = [tuple(columns[n][i] for n in columns) for i in np.flatnonzero(keep)]
-    if not early_exit or chosen != settings["verifiers"][0]:
+    if not early_exit or chosen != in_use:
         run_so = {cell[0] for cell in cells}
         asked = [each for each in asked if each.question_id in run_so]
     order = {model: at for at, model in enumerate(settings["models"])}
@@ -229,9 +229,10 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
         questions=tuple(asked),
         arms=tuple(arms),
         correct=column("correct"),
-        score=column("score"),
+        score=column("correct" if unscored.any() else "score"),
         log_cost=np.log(column("eflops")),
         extra={name: column(name) for name in NUMBERS},
+        dense=not unscored.any(),
     )
 
 

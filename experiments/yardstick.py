@@ -165,7 +165,7 @@ class Yardstick:
     @cached_property
     def fixed(self) -> list[tuple[Array, Array]]:
         """Return the hull of the fixed arms for every draw."""
-        return _hulls(self.arms, self.weights)
+        return hulls(self.arms, self.weights)
 
     @cached_property
     def aims(self) -> Array:
@@ -188,7 +188,7 @@ class Yardstick:
     def ratios(self, points: Points) -> Array:
         """Return P/F per draw for each valid target and, last, for full accuracy, shape (1 + draws, targets + 1)."""
         targets = self.aims[:, None] * np.array([*self.shares, ALL])
-        mixes = _hulls(points, self.weights)
+        mixes = hulls(points, self.weights)
         pairs = zip(mixes, self.fixed, targets, strict=True)
         return np.array([least_cost(p, t) / least_cost(f, t) for p, f, t in pairs])
 
@@ -206,7 +206,7 @@ class Yardstick:
         """
         ratios = self.ratios(points)
         means = _geometric(ratios[:, :-1])
-        mixes = _hulls(points, self.weights)
+        mixes = hulls(points, self.weights)
         areas = np.array([area(mix, *self.span) for mix in mixes])
         at = {}
         for k, share in enumerate((*self.shares, ALL)):
@@ -214,16 +214,16 @@ class Yardstick:
             reached = np.isfinite(ratios[0, k])
             target = share * self.aims[0]
             at[f"{share:g}"] = {
-                "cost_ratio": _interval(ratios[:, k]),
+                "cost_ratio": interval(ratios[:, k]),
                 "accuracy": float(max(target, accuracy[0])) if reached else float(accuracy[-1]),
                 "target": float(target),
                 "cost": float(least_cost((accuracy, cost), np.array([target]))[0]) if reached else None,
             }
         return {
-            "mean_cost_ratio": _interval(means) if self.shares else None,
+            "mean_cost_ratio": interval(means) if self.shares else None,
             "unreached": [f"{q:g}" for k, q in enumerate(self.shares) if not np.isfinite(ratios[0, k])],
             "at": at,
-            "aiq": _interval(areas),
+            "aiq": interval(areas),
             "over_orders": self._spread(orders),
         }
 
@@ -245,7 +245,7 @@ class Yardstick:
         lead[np.isnan(lead)] = 0.0
         drawn = lead[1:]
         return {
-            "cost_ratio": _interval(np.exp(lead)),
+            "cost_ratio": interval(np.exp(lead)),
             "p_worse": float((1 + (drawn <= 0).sum()) / (1 + len(drawn))),
             "p_better": float((1 + (drawn >= 0).sum()) / (1 + len(drawn))),
         }
@@ -283,7 +283,8 @@ class Yardstick:
         return {"orders": len(found), "reached": len(reached), "std": std, **spread}
 
 
-def _hulls(points: Points, weights: Array) -> list[tuple[Array, Array]]:
+def hulls(points: Points, weights: Array) -> list[tuple[Array, Array]]:
+    """Return the corners of the cheapest mixes (`hull`) for each row of question weights."""
     return [hull(a, c) for a, c in zip(*points.means(weights), strict=True)]
 
 
@@ -294,7 +295,7 @@ def _geometric(ratios: Array) -> Array:
     )
 
 
-def _interval(values: Array) -> dict[str, float | None] | None:
+def interval(values: Array) -> dict[str, float | None] | None:
     """Return the first value with the 95 % interval of the others; None if the first value is infinite."""
     if not np.isfinite(values[0]):
         return None

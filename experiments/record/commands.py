@@ -28,10 +28,10 @@ from experiments.commands import PATH, RECORDING, joint_world, with_cache, with_
 from experiments.journal import SearchJournal, journals
 from experiments.outcomes import OutcomeError, beside_of, load_recording
 from experiments.record import table
-from experiments.record.plan import RecordingPlan, run_of, take_over
+from experiments.record.plan import IN_FLIGHT, RecordingPlan, run_of, take_over
 from experiments.record.plan import record as run
 from experiments.record.searches import open_bench, weights
-from experiments.record.table import Question, fingerprint, mixed_traffic, questions_of
+from experiments.record.table import Question, facts, fingerprint, mixed_traffic, questions_of
 
 T = TypeVar("T")
 VERSIONS = ("torch", "onnxruntime", "numpy")
@@ -42,10 +42,10 @@ SHARE = click.FloatRange(0, 1)
 @with_catalogue
 @click.option(
     "--task",
-    type=click.Choice(["math", "code", "mixed"]),
+    type=click.Choice(["math", "code", "mixed", "facts"]),
     default="math",
     show_default=True,
-    help="Mixed traffic has questions of all families, and seven configurations a model.",
+    help="Mixed traffic has questions of all families, and seven configurations a model; so have everyday facts.",
 )
 @click.option(
     "--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Samples per search."
@@ -74,6 +74,13 @@ SHARE = click.FloatRange(0, 1)
 @click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: all cores.")
 @click.option(
+    "--at-once",
+    type=click.IntRange(min=1),
+    default=IN_FLIGHT,
+    show_default=True,
+    help="Questions in progress; few for a server with few slots.",
+)
+@click.option(
     "--part",
     default="1/1",
     show_default=True,
@@ -101,6 +108,7 @@ def record(
     other_share: float,
     engine: str,
     threads: int | None,
+    at_once: int,
     part: str,
     work: Path,
     earlier: Path | None,
@@ -114,14 +122,16 @@ def record(
         import torch
 
         torch.set_num_threads(threads)
-    loaded, mixed = load_catalogue(catalogue), task == "mixed"
+    loaded, mixed = load_catalogue(catalogue), task in ("mixed", "facts")
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     number, parts = (int(found[1]), int(found[2])) if found else (1, 0)
     if number > parts:
         raise click.BadParameter(f"--part {part}: give K/N with K from 1 to N, such as 1/2")
 
     def asked(share: float) -> list[Question]:
-        return mixed_traffic(share) if mixed else questions_of(task, share)
+        if mixed:
+            return mixed_traffic(share) if task == "mixed" else facts(share)
+        return questions_of(task, share)
 
     async def go(pool: GradingPool) -> None:
         bench = await open_bench(loaded, engine, pool.ask, verifiers=1 if mixed else None)
@@ -156,7 +166,7 @@ def record(
         wanted = plan.runs()
         done = sum(run_of(row) in wanted for row in journal.rows())
         with tqdm(total=plan.searches(), initial=done, unit="search", smoothing=0.02) as bar:
-            await run(plan, bench, journal, progress=bar.update)
+            await run(plan, bench, journal, in_flight=at_once, progress=bar.update)
         if bench.close is not None:
             await bench.close()
         whole = SearchJournal(journal.path, settings, journals(work, task))
@@ -172,6 +182,16 @@ def record(
 
     with GradingPool() as pool:
         asyncio.run(go(pool))
+
+
+@click.command()
+@click.argument("recordings", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--out", type=PATH, required=True, help="The recording to write.")
+def join(recordings: tuple[Path, ...], out: Path) -> None:
+    """Write one recording with the rows of several RECORDINGS of different questions or models."""
+    rows, questions, settings = table.joined(recordings)
+    size = table.write(out, rows, questions, settings)
+    click.echo(f"{len(rows)} searches of {len(questions)} questions: {out}, {size / 1e6:.1f} MB")
 
 
 @click.command()

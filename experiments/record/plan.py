@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.catalogue.action_space import MAX_DRAFTS, PAIRS, uis_space
+from agents.catalogue.models import NO_VERIFIER
 from experiments.journal import JournalError, RunKey, SearchJournal
 from experiments.loop import best_route_space
 from experiments.record import table
@@ -104,11 +105,15 @@ class RecordingPlan:
     def of_mixed(
         cls, bench: Bench, questions: Sequence[Question], samples: int, part: tuple[int, int] = (1, 1)
     ) -> "RecordingPlan":
-        """Return the plan for mixed traffic: seven pairs (QP, CP) per model, early exit, and the verifier in use."""
-        run, derived = (
-            [a for a in uis_space(bench.catalogue) if (a.qp, a.cp) in pairs]
-            for pairs in (MIXED_PAIRS, MIXED_DERIVED)
-        )
+        """Return the plan for mixed traffic: seven pairs (QP, CP) per model, early exit, and the verifier in use.
+
+        A model that does not offer 64 independent paths, such as one behind a chat endpoint, runs its narrower pairs.
+        """
+        offered = uis_space(bench.catalogue).actions
+        wide = {a.model for a in offered if (a.qp, a.cp) == (MAX_DRAFTS, 1)}
+        narrow = [a for a in offered if (a.qp, a.cp) in MIXED_DERIVED]
+        derived = [a for a in narrow if a.model in wide]
+        run = [a for a in offered if (a.qp, a.cp) in MIXED_PAIRS or (a in narrow and a.model not in wide)]
         return cls(questions, run, derived, samples, bench.catalogue.verifier, part=part)
 
     def shards(self) -> Iterator[Shard]:
@@ -131,12 +136,17 @@ class RecordingPlan:
 
     def variants(self, sample: int, question: Question) -> list[Variant]:
         """Return the variants of a question's searches: first any without early exit, whose drafts the others reuse."""
-        in_use = Variant(self.verifier, early_exit=True)
+        in_use = self.in_use
         if sample > 0:
             return [in_use]
         whole = [Variant(self.verifier, early_exit=False)] if question.question_id in self.whole else []
         others = self.others if question.question_id in self.compared else ()
         return [*whole, in_use, *(Variant(name, early_exit=True) for name in others)]
+
+    @property
+    def in_use(self) -> Variant:
+        """Return the variant of every search: with the verifier in use, if there is one, and then with early exit."""
+        return Variant(self.verifier, early_exit=self.verifier != NO_VERIFIER)
 
     def runs(self) -> set[RunKey]:
         """Return the keys that the journal will have once this process has finished."""
@@ -227,7 +237,7 @@ async def _shard(
 ) -> list[dict[str, Any]]:
     sample, question = shard.sample, shard.question
     own = [action for action in plan.actions if action.model == shard.model]
-    in_use, whole = Variant(plan.verifier, early_exit=True), Variant(plan.verifier, early_exit=False)
+    in_use, whole = plan.in_use, Variant(plan.verifier, early_exit=False)
     wide = next((a for a in own if (a.qp, a.cp) == (MAX_DRAFTS, 1)), None)
 
     async def row(source: Action, action: Action, variant: Variant) -> dict[str, Any]:

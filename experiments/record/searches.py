@@ -12,20 +12,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from agents.catalogue.cost_model import CostModel
-from agents.catalogue.models import Catalogue, Sampling
+from agents.catalogue.models import NO_VERIFIER, Catalogue, Sampling
 from agents.catalogue.search_cost import search_cost
-from agents.grading.grade import AskGrader, Grade, extract_boxed, grade, grader_version
+from agents.grading.grade import AskGrader, Grade, extract_boxed, grade, grader_version, is_program
 from agents.grading.pool import GraderFailed
 from agents.search.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
 from agents.search.search import SearchRules, limits
+from agents.search.unscored import tell_unscored
 from agents.serving.engine import Drafted, Engine, Prefix
-from agents.serving.registry import GroupEngines, HostingOptions
+from agents.serving.registry import GroupEngines, HostingOptions, connected
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import ProcessRewardModel, Verifier, start_verifier
 from experiments.record.table import Question
 from schemas.action import Action
 from schemas.forest import Forest
+from schemas.grader import NamedGrader, grader_of
 from schemas.query import Message
 from schemas.search import Scored, Served
 
@@ -36,11 +40,11 @@ class Known:
 
     Attributes:
         scores: Scores, keyed by verifier and steps.
-        grades: Grades, keyed by text.
+        grades: Grades, keyed by the grader's name and text.
     """
 
     scores: dict[tuple[str, tuple[str, ...]], Scored] = field(default_factory=dict)
-    grades: dict[str, Grade] = field(default_factory=dict)
+    grades: dict[tuple[str, str], Grade] = field(default_factory=dict)
 
 
 @dataclass
@@ -60,10 +64,15 @@ class SearchMemory:
 
 @dataclass(frozen=True)
 class Variant:
-    """How a search is run: with which verifier, and with or without early exit."""
+    """How a search is run: with which verifier, or `none`, and with or without early exit."""
 
     verifier: str
     early_exit: bool
+
+    @property
+    def verified(self) -> bool:
+        """Return whether a verifier scores the search."""
+        return self.verifier != NO_VERIFIER
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,11 @@ class Bench:
 
 @dataclass(frozen=True)
 class Found:
-    """The outcome of one search. Costs are in eFLOPs; `seconds` depend on what else ran while recording."""
+    """The outcome of one search. Costs are in eFLOPs; `seconds` depend on what else ran while recording.
+
+    Without a verifier, the score is 1 for a right answer and 0 for a wrong one, as in what a learner learns, and the
+    journal keeps the whole text, which the file does not have.
+    """
 
     correct: bool
     complete: bool
@@ -109,6 +122,7 @@ class Found:
     prompt_tokens: int
     seconds: float | None
     answer: str
+    text: str = ""
 
 
 async def search(
@@ -127,13 +141,17 @@ async def search(
     began, made = time.perf_counter(), 0
     model = bench.catalogue.model(action.model)
     rules = replace(bench.rules, early_exit=variant.early_exit)
-    forest = plant(action, limits(model.sampling, rules))
+    bounds = msgspec.structs.replace(limits(model.sampling, rules), verified=variant.verified)
+    forest = plant(action, bounds)
     while (wanted := ask(forest, search_id)) is not None:
         forest, above, new = await _drafted(
             forest, wanted, question, model.sampling, search_id, bench, memory
         )
         made += new
-        forest = await _scored(forest, above, wanted, question, variant.verifier, bench, memory.known)
+        if variant.verified:
+            forest = await _scored(forest, above, wanted, question, variant.verifier, bench, memory.known)
+        else:
+            forest = tell_unscored(forest, wanted.step)
     derived = made == 0
     memory.made += made
     seconds = None if derived else time.perf_counter() - began
@@ -191,9 +209,16 @@ async def _scored(
     return tell_scores(forest, wanted.step, scored)
 
 
-def _graded(text: str, question: Question, bench: Bench) -> Grade:
+def _named_grader(question: Question, model: str, bench: Bench) -> NamedGrader | None:
+    """Return the name of an answer's grader, by the rules of a deployment; None for the default one."""
+    if question.grader or is_program(question.reference):
+        return question.grader or None
+    return bench.catalogue.model(model).grader or bench.catalogue.grader
+
+
+def _graded(text: str, question: Question, named: NamedGrader | None, bench: Bench) -> Grade:
     try:
-        return grade(text, question.reference, ask=bench.ask)
+        return grade(text, question.reference, ask=bench.ask, grader=grader_of(named))
     except GraderFailed:  # a recorded answer is either right or wrong
         return Grade(correct=False, answer=extract_boxed(text), how="math-verify", version=grader_version())
 
@@ -202,17 +227,18 @@ def _worth(
     forest: Forest, question: Question, variant: Variant, seconds: float | None, bench: Bench, known: Known
 ) -> Found:
     ended = outcome(forest)
-    text = forest.text(ended.index)
-    if text not in known.grades:
-        known.grades[text] = _graded(text, question, bench)
-    graded = known.grades[text]
+    text, named = forest.text(ended.index), _named_grader(question, forest.action.model, bench)
+    if (key := (f"{named}", text)) not in known.grades:
+        known.grades[key] = _graded(text, question, named, bench)
+    graded = known.grades[key]
     costs = CostModel.of(bench.catalogue)
-    generator, verifier = costs.generators[forest.action.model], costs.verifiers[variant.verifier]
+    generator = costs.generators[forest.action.model]
+    verifier = costs.verifiers.get(variant.verifier, generator)  # without a verifier, nothing is scored
     price = search_cost(forest.prompt_tokens, forest.drafts, generator, verifier, costs.intensity)
     return Found(
         correct=graded.correct,
         complete=ended.status == "ok",
-        score=ended.score if ended.score is not None else 0.0,
+        score=(ended.score or 0.0) if variant.verified else float(graded.correct),
         eflops=price.eflops,
         prefill_eflops=price.prefill.eflops(price.intensity),
         decoding_eflops=price.decoding.eflops(price.intensity),
@@ -228,12 +254,13 @@ def _worth(
         prompt_tokens=forest.prompt_tokens,
         seconds=seconds,
         answer=(graded.answer or "")[:80],
+        text="" if variant.verified else text,
     )
 
 
 def weights(catalogue: Catalogue, folder: Path = Path()) -> dict[str, str]:
     """Return a digest of each checkpoint's weights, which must not change during a recording."""
-    folders = {model.name: model.checkpoint for model in catalogue.models}
+    folders = {model.name: model.checkpoint for model in catalogue.models if model.checkpoint}
     folders |= {verifier.name: verifier.checkpoint for verifier in catalogue.verifiers}
     return {
         name: hashlib.sha256((folder / each / "model.safetensors").read_bytes()).hexdigest()[:16]
@@ -244,11 +271,11 @@ def weights(catalogue: Catalogue, folder: Path = Path()) -> dict[str, str]:
 async def open_bench(
     catalogue: Catalogue, engine: str, ask: AskGrader, *, folder: Path = Path(), verifiers: int | None = None
 ) -> Bench:
-    """Load the engines and verifiers of a catalogue.
+    """Load the engines and verifiers of a catalogue, and connect to its chat endpoints.
 
     Args:
         catalogue: The catalogue.
-        engine: `torch` for the plain sampler, or `vllm` for the product's engine.
+        engine: `torch` for the plain sampler, or `vllm` for the product's engine; chat endpoints have their own.
         ask: Asks a grading process.
         folder: The folder to which the catalogue's paths refer.
         verifiers: Number of verifiers to load, starting with the one in use; None for all.
@@ -267,12 +294,14 @@ async def open_bench(
     from experiments.sampler.verifier import TorchRows
 
     pump = Pump()
-    engines: dict[str, Engine] = {
-        m.name: TorchEngine(
+    engines: dict[str, Engine] = {}
+    for m in catalogue.models:
+        if m.endpoint.kind == "chat":
+            engines[m.name] = (await connected(m, HostingOptions(folder=str(folder)))).engine
+            continue
+        engines[m.name] = TorchEngine(
             m.name, folder / m.checkpoint, m.engine.context_tokens, pump, m.sampling.delimiter
         )
-        for m in catalogue.models
-    }
     for v in entries:
         if v.step_tags is None:
             raise ValueError(f"verifier {v.name}: the plain sampler scores step tags only; record with vLLM")

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -24,6 +25,7 @@ from experiments.yardstick import is_history
 # validated and tested.
 
 FILE = Path(__file__).parents[1] / "data" / "questions.jsonl.zst"
+FACTS = FILE.with_name("facts.jsonl")
 
 PROPORTIONS: Mapping[str, Mapping[str, int]] = {
     # 30 of each of five levels, and 60 harder ones instead of the paper's AIME'24 and AIME'25.
@@ -42,16 +44,20 @@ HISTORY = {
 LIVE = {level: 25 if level.startswith("code") else 2 * each for level, each in HISTORY.items()}
 """Mixed traffic's 1,000 live questions, in the same proportions."""
 
+FACTS_OF_HISTORY, LIVE_FACTS = 170, 330
+"""Everyday facts in mixed traffic besides these: the first ones in their file's order."""
+
 
 @dataclass(frozen=True)
 class Question:
-    """One question. For `reference`, see `Query.reference`."""
+    """One question. For `reference` and `grader`, see `Query`; an empty grader stands for none."""
 
     question_id: str
     level: str
     text: str
     reference: Any
     family: str = ""
+    grader: str = ""
 
 
 def questions_of(task: str, share: float = 1.0) -> list[Question]:
@@ -73,12 +79,29 @@ def mixed_traffic(share: float = 1.0) -> list[Question]:
     """
     found = []
     for level, number in HISTORY.items():
-        wanted = {True: max(1, round(number * share)), False: max(1, round(LIVE[level] * share))}
-        for question in _of_level("mixed", level):
-            side = is_history(question.question_id)
-            if wanted[side]:
-                wanted[side] -= 1
-                found.append(question)
+        found += _of_both_sides(_of_level("mixed", level), number, LIVE[level], share)
+    return found
+
+
+def facts(share: float = 1.0) -> list[Question]:
+    """Return the everyday facts of mixed traffic, 170 of history and 330 live ones, or a share of both sides."""
+    asked = []
+    for line in FACTS.read_bytes().splitlines():
+        entry = orjson.loads(line)
+        entry["question_id"] = entry.pop("id")
+        asked.append(Question(**entry))
+    return _of_both_sides(asked, FACTS_OF_HISTORY, LIVE_FACTS, share)
+
+
+def _of_both_sides(asked: Iterable[Question], history: int, live: int, share: float) -> list[Question]:
+    """Return the first questions of each side of the lab's split, as many as wanted, in their order."""
+    wanted = {True: max(1, round(history * share)), False: max(1, round(live * share))}
+    found = []
+    for question in asked:
+        side = is_history(question.question_id)
+        if wanted[side]:
+            wanted[side] -= 1
+            found.append(question)
     return found
 
 
@@ -170,6 +193,45 @@ def write(
     pq.write_table(table, partial, compression="zstd", compression_level=19, use_dictionary=True)
     partial.replace(path)
     return path.stat().st_size
+
+
+def joined(recordings: Sequence[Path]) -> tuple[list[dict[str, Any]], list[Question], dict[str, Any]]:
+    """Return rows, questions and settings of several recordings of different questions or models.
+
+    A setting in which they differ is, if it has names or is a list, that of all of them together; otherwise it is the
+    list of its values, in the order of the recordings.
+
+    Raises:
+        OutcomeError: A file is not one of our recordings, or two of them have the same run.
+    """
+    rows: list[dict[str, Any]] = []
+    questions: dict[str, Question] = {}
+    settings: dict[str, Any] = {}
+    for recording in recordings:
+        for name, value in settings_of(recording).items():
+            settings[name] = _together(settings[name], value) if name in settings else value
+        questions |= {question.question_id: question for question in questions_in(recording)}
+        rows += rows_of(recording)
+    twice = [
+        key for key, count in Counter(tuple(row[name] for name in KEY) for row in rows).items() if count > 1
+    ]
+    if twice:
+        raise OutcomeError(
+            f"{twice[0]}: is in two of the recordings; join those of other questions or models"
+        )
+    settings["questions"] = fingerprint(list(questions.values()))
+    return rows, list(questions.values()), settings
+
+
+def _together(before: Any, after: Any) -> Any:
+    if isinstance(before, dict):
+        return {**before, **after}
+    if isinstance(before, list):
+        return [
+            *before,
+            *(each for each in (after if isinstance(after, list) else [after]) if each not in before),
+        ]
+    return before if before == after else [before, after]
 
 
 def settings_of(recording: Path) -> dict[str, Any]:
