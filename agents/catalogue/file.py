@@ -57,10 +57,12 @@ class CatalogueExtras(NamedTuple):
     Attributes:
         prior: File with the prior from which a learner starts; None to start without one.
         parallelism: The available pairs of Table 1, written QP/CP; empty means all.
+        fetched: Name of the model that `up` and `demo` fetch and serve themselves; None for none.
     """
 
     prior: Path | None
     parallelism: tuple[str, ...]
+    fetched: str | None = None
 
 
 KEYS = (
@@ -141,8 +143,16 @@ def beside_catalogue(path: Path) -> CatalogueExtras:
         raise CatalogueError(
             f"{where}, field parallelism: expected a list of QP/CP, got {parallelism!r}; write it like [1/1, 4/16]"
         )
+    fetched, named = content.get("fetched"), content.get("models", [])
+    if fetched is not None and fetched not in [
+        each.get("name") for each in _entries(named, f"{where}, field models")
+    ]:
+        raise CatalogueError(
+            f"{where}, field fetched: is {fetched!r}, which models does not hold; name one of them"
+        )
+    prior = content.get("prior")
     return CatalogueExtras(
-        None if (prior := content.get("prior")) is None else _locate(path, "prior", prior), tuple(parallelism)
+        None if prior is None else _locate(path, "prior", prior), tuple(parallelism), fetched
     )
 
 

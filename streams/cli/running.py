@@ -15,12 +15,14 @@ from streams.cli.control_records import freeze_cost_range
 from streams.control_follower import Control
 from streams.local.broker import LocalBroker
 from streams.local.deployment import (
+    READY,
     Supervisor,
     service_commands,
     settings_for,
     stopped_by_signals,
     with_previews,
 )
+from streams.local.llama import llama_commands
 from streams.log import kafka_admin
 from streams.services import SERVICES
 from streams.settings import MAX_PORT, Settings
@@ -129,6 +131,7 @@ def up(
         services = service_commands(
             groups, metrics_port=metrics_port or settings.metrics_port, optional=optional
         )
+        services |= llama_commands(settings, READY, click.echo)
         if gateway:
             settings = with_previews(settings)
         environ = settings.environ(os.environ)

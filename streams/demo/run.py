@@ -175,7 +175,9 @@ def run(
     if demo.gateway:
         groups = settings.gateway.group_by or ("family", "level")  # metadata keys of the demo's questions
         settings = with_previews(settings).replace(gateway_group_by=groups)
-    deployment = Deployment(settings, broker=demo.broker, log_path=log, environ=THREADS, optional=optional)
+    deployment = Deployment(
+        settings, broker=demo.broker, log_path=log, environ=THREADS, optional=optional, say=say
+    )
     with stopped_by_signals(), deployment:
         broker, supervisor = deployment.broker, deployment.supervisor
         say(f"broker: {broker.version} on {broker.bootstrap}")

@@ -19,6 +19,7 @@ from agents.catalogue.file import load_catalogue
 from schemas.errors import UniscaleError
 from streams.local.broker import LocalBroker, free_port
 from streams.local.environment import SERVICE, TRACER, environment
+from streams.local.llama import llama_commands
 from streams.log import kafka_admin
 from streams.services import SERVICES
 from streams.settings import MAX_PORT, Settings, SettingsError
@@ -452,6 +453,7 @@ class Deployment:
         log_path: File for the services' output.
         environ: Environment variables for the services in addition to this process's, for instance thread counts.
         optional: Optional services to start, for instance `gateway`.
+        say: Called with a line of text about a model that is fetched, or cannot be.
 
     Attributes:
         settings: The settings that clients of this deployment need.
@@ -478,6 +480,7 @@ class Deployment:
         log_path: Path = Path("out/services.log"),
         environ: Mapping[str, str] | None = None,
         optional: Iterable[str] = (),
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.settings = settings
         self.groups: tuple[str, ...] = ()
@@ -487,6 +490,7 @@ class Deployment:
         self._log_path = log_path
         self._environ = dict(environ or {})
         self._optional = tuple(optional)
+        self._say = say
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -498,6 +502,7 @@ class Deployment:
             kafka_admin.create(self.settings, Topics(self.settings).declared(self.groups))
             environ = self.settings.environ({**os.environ, **self._environ})
             commands = service_commands(self.groups, optional=self._optional)
+            commands |= llama_commands(self.settings, READY, self._say)
             services = Supervisor(
                 commands, environ=environ, log_path=self._log_path, keys=catalogue.key_names
             )

