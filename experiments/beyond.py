@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ceiling import ContextualOracle, best_fixed, followed
 from experiments.contenders import NETWORKS, OWN, PAPER
+from experiments.hindsight import ContextualOracle, best_fixed, followed
 from experiments.loop import DRIFTS, MODES, WARM_UP, FeedbackChannel, make_trial, steady
 from experiments.outcomes import BanditWorld
 from experiments.runs import Run, Scope, figures_of, key_of, learning, paired, summed, tidy, unit_of

@@ -217,13 +217,17 @@ def paper(
     "policies",
     type=click.Choice([*PLAYERS, *AFTER_HISTORY]),
     multiple=True,
-    help="Only these policies, next to the fixed mix and the ceilings.",
+    help="Only these policies, next to the fixed mix and the ridge in hindsight.",
 )
 @click.option(
     "--context",
     help="Add rows that also see each question's category: its family, level, or random:N, which means nothing.",
 )
-@click.option("--no-ceiling", is_flag=True, help="Leave out the ceilings, which cost more than most rows.")
+@click.option(
+    "--no-hindsight",
+    is_flag=True,
+    help="Leave out the ridge in hindsight, which takes longer than most rows.",
+)
 @click.option(
     "--paretobandit",
     type=PATH,
@@ -260,7 +264,7 @@ def frontier(
     batch: int,
     policies: tuple[str, ...],
     context: str | None,
-    no_ceiling: bool,
+    no_hindsight: bool,
     paretobandit: Path | None,
     usual: tuple[Path, ...],
     jobs: int | None,
@@ -280,7 +284,7 @@ def frontier(
         prices=None if prices == len(PRICES) else prices,
         half=half,
         batch=batch,
-        ceilings=not no_ceiling,
+        hindsight=not no_hindsight,
         paretobandit=paretobandit,
         context=context,
         usual=combined([orjson.loads(path.read_bytes()) for path in usual]) if usual else None,
@@ -457,7 +461,7 @@ def category_variances(
     """
     table, world = joint_world(source, mapping, catalogue, cache)
     rows = list(lines_of(out)) if out.exists() else []
-    terms, scope = Terms(prices=prices, batch=batch, ceilings=False), Scope(more_seeds=MORE_SEEDS[:orders])
+    terms, scope = Terms(prices=prices, batch=batch, hindsight=False), Scope(more_seeds=MORE_SEEDS[:orders])
     out.parent.mkdir(parents=True, exist_ok=True)
     with threadpool_limits(1), out.open("ab") as file:
         for row in tried(world, table, scope, terms, rows):

@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 from matplotlib import pyplot as plt
 
+from experiments.frontier import HINDSIGHT
 from experiments.loop import DRIFTS, MODES, spaces
 from experiments.outcomes import BanditWorld
 from experiments.paper import Results, Runs
@@ -37,7 +38,11 @@ TITLES = {
     "cost-sensitive": "Cost-Sensitive",
     "quality-priority": "Quality-Priority",
 }
-CEILINGS = {"ceiling": "--", "ceiling_knowing_family": ":", "ceiling_knowing_level": "-."}
+IN_HINDSIGHT = {
+    HINDSIGHT: "--",
+    f"{HINDSIGHT}_knowing_family": ":",
+    f"{HINDSIGHT}_knowing_level": "-.",
+}
 COLOURS = {
     name: f"C{at}"
     for at, name in enumerate(("random", "greedy", "mlp", "uniscale", "knn", "ts", "neural_ucb", "terms"))
@@ -135,7 +140,7 @@ def accuracy_cost(path: Path, world: BanditWorld, runs: Runs, name: str) -> None
 
 
 def frontier(path: Path, points: Mapping[str, tuple[list[float], list[float]]], world: BanditWorld) -> None:
-    """Draw the cheapest mixes of fixed arms, of each policy's points, and of the ceilings."""
+    """Draw the cheapest mixes of fixed arms, of each policy's points, and of the ridge in hindsight."""
     unit = unit_of(world)
     figure, axis = plt.subplots(figsize=(7.5, 5))
     for at, (name, (accuracies, costs)) in enumerate(points.items()):
@@ -143,8 +148,8 @@ def frontier(path: Path, points: Mapping[str, tuple[list[float], list[float]]], 
             continue
         right, paid = np.array(accuracies), np.array(costs)
         colour, line = COLOURS.get(name, f"C{at}"), "-"
-        if name in CEILINGS:
-            colour, line = "teal", CEILINGS[name]
+        if name in IN_HINDSIGHT:
+            colour, line = "teal", IN_HINDSIGHT[name]
         if name == "arms":
             colour = "black"
             axis.scatter(paid / unit, 100 * right, s=10, color="lightgrey", label="fixed arms")

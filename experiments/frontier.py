@@ -19,7 +19,6 @@ import numpy as np
 from agents.bandit.features import COUNTS
 from agents.bandit.policy import Objective
 from agents.bandit.prior import begin
-from experiments.ceiling import ceiling
 from experiments.contenders import (
     ALL,
     Fitted,
@@ -30,6 +29,7 @@ from experiments.contenders import (
     solved_prices,
     with_prior,
 )
+from experiments.hindsight import ridge_in_hindsight
 from experiments.journal import ROOT, Game, Journal, code_digest
 from experiments.loop import WARM_UP, FeedbackChannel, Stage, Trial, stream
 from experiments.outcomes import BanditWorld, OutcomeError
@@ -66,6 +66,9 @@ class Player:
     linear: bool = False
     context: bool = False
 
+
+HINDSIGHT = "ridge_in_hindsight"
+"""Row of the ridge fitted on the outcomes of every arm (`hindsight.py`). It is not an upper bound."""
 
 WITH_CONTEXT = "_with_context"
 """Suffix of the rows that see the questions' categories."""
@@ -122,7 +125,7 @@ class Terms:
         half: If given, history is split into two halves; this one is judged, and the other one serves as history. None
             judges the live questions.
         batch: Number of queries per batch of decisions.
-        ceilings: Whether to include the ceilings.
+        hindsight: Whether to include the ridge in hindsight, and those that also know the family or the level.
         paretobandit: An interpreter with ParetoBandit's package; None omits its row.
         context: The category that the rows `…_with_context` also see (`BanditWorld.with_context`); None omits them.
         usual: Usual variances that replace the shipped ones; None keeps the shipped ones.
@@ -134,7 +137,7 @@ class Terms:
     prices: int | None = None
     half: int | None = None
     batch: int = 1
-    ceilings: bool = True
+    hindsight: bool = True
     paretobandit: Path | None = None
     context: str | None = None
     usual: Usual | None = None
@@ -181,8 +184,9 @@ def frontier(
     Args:
         world: The world, with all its arms available.
         scope: How much to run; its `more_seeds` determine the orders.
-        players: The rows in addition to the fixed mix and the ceilings. By default, these are the rows that learn only
-            on the live questions or start from a prior and, in a whole run, also those that first learn on history.
+        players: The rows in addition to the fixed mix and the ridge in hindsight. By default, these are the rows that
+            learn only on the live questions or start from a prior and, in a whole run, also those that first learn on
+            history.
         terms: Terms of the comparison; by default a third of the questions is history, and all others are asked.
     """
     o, terms = world.outcomes, terms or Terms()
@@ -215,9 +219,9 @@ def frontier(
         )
         rows[name] = yardstick.judge(points[name], orders)
     kinds: dict[str, str] = {}
-    for name, told in ({"ceiling": None, **_known(world)} if terms.ceilings else {}).items():
+    for name, told in ({HINDSIGHT: None, **_known(world)} if terms.hindsight else {}).items():
         scope.say(f"frontier of {o.name}: {name}")
-        found = ceiling(world, history, live, yardstick, told=told)
+        found = ridge_in_hindsight(world, history, live, yardstick, told=told)
         points[name], kinds[name] = found.points, found.kind
         rows[name] = yardstick.judge(found.points)
     about = {
@@ -283,12 +287,12 @@ def corners_of(points: Points) -> list[int]:
 
 
 def _known(world: BanditWorld) -> dict[str, list[str]]:
-    """Return further information for ceilings: each question's family and level, if they vary and differ."""
+    """Return what else a ridge in hindsight may know: each question's family and level, if they vary and differ."""
     asked = world.outcomes.questions
     families, levels = [each.family for each in asked], [each.level for each in asked]
     found = {
-        "ceiling_knowing_family": families,
-        "ceiling_knowing_level": levels if levels != families else [],
+        f"{HINDSIGHT}_knowing_family": families,
+        f"{HINDSIGHT}_knowing_level": levels if levels != families else [],
     }
     return {name: told for name, told in found.items() if len(set(told)) > 1}
 

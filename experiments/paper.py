@@ -15,9 +15,9 @@ from agents.catalogue.models import Catalogue
 from agents.minilm import MiniLM
 from experiments import early_exit
 from experiments.beyond import cold_start, conditions, own_policies, shared_objective, versus_best
-from experiments.ceiling import ContextualOracle, best_contextual, followed
 from experiments.contenders import NETWORKS, PAPER
 from experiments.frontier import frontier, joint_frontier
+from experiments.hindsight import ContextualOracle, best_contextual, followed
 from experiments.loop import COST_SENSITIVE, DRIFTS, MODES, SEEDS, make_trial, models_of, spaces, steady
 from experiments.outcomes import BanditWorld, OutcomeError, Outcomes, beside_of, build_world, load_recording
 from experiments.pacer import pacer

@@ -19,8 +19,8 @@ import numpy as np
 import orjson
 from scipy import stats
 
-from experiments.ceiling import best_fixed
 from experiments.contenders import ALL, NETWORKS, Make
+from experiments.hindsight import best_fixed
 from experiments.loop import ROUNDS, SEEDS, Conditions, Stage, Step, follow, make_trial, play, steady
 from experiments.outcomes import Array, BanditWorld
 

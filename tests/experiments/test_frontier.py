@@ -45,9 +45,9 @@ def test_who_reads_the_question_pays_less_for_the_same(world: BanditWorld) -> No
     ratio = {name: row["mean_cost_ratio"] for name, row in tables["frontier"].items()}
     assert ratio["random"] is None
     assert ratio["fixed_mix_from_history"]["mean"] == pytest.approx(1, abs=0.05)
-    assert ratio["ceiling"]["high"] < 0.8
+    assert ratio["ridge_in_hindsight"]["high"] < 0.8
     assert ratio["default_with_prior"]["high"] < 1
-    assert ratio["ceiling_knowing_level"]["mean"] <= ratio["ceiling"]["mean"]
+    assert ratio["ridge_in_hindsight_knowing_level"]["mean"] <= ratio["ridge_in_hindsight"]["mean"]
     assert len(PRICES) >= 15
 
 
@@ -55,7 +55,7 @@ def test_rows_that_see_categories_are_held_against_the_text(world: BanditWorld) 
     rows = {name: PLAYERS[name] for name in ("ridge_from_history", "default_with_prior")}
     scope = Scope(more_seeds=(0,), whole=False)
     for column in ("level", "random:3"):
-        tables = frontier(world, scope, rows, Terms(prices=6, ceilings=False, context=column)).tables
+        tables = frontier(world, scope, rows, Terms(prices=6, hindsight=False, context=column)).tables
         assert {f"{name}_with_context" for name in rows} <= tables["frontier"].keys()
         against = tables["against_text_alone"]
         assert set(against) == {f"{name}_with_context" for name in rows}
@@ -70,7 +70,7 @@ def test_more_history_than_there_is_is_refused(world: BanditWorld) -> None:
     scope = Scope(more_seeds=(0,), whole=False)
     rows = {"default_with_prior": PLAYERS["default_with_prior"]}
     with pytest.raises(OutcomeError, match="--history 140: asks for more than the"):
-        frontier(world, scope, rows, Terms(history=140, prices=3, ceilings=False))
+        frontier(world, scope, rows, Terms(history=140, prices=3, hindsight=False))
 
 
 def test_an_interrupted_run_goes_on_where_it_was(world: BanditWorld, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_an_interrupted_run_goes_on_where_it_was(world: BanditWorld, tmp_path: P
     path, scope = tmp_path / "journal.jsonl", Scope(more_seeds=(0, 1), whole=False)
 
     def run() -> dict[str, Any]:
-        terms = Terms(history=30, prices=4, batch=8, ceilings=False, journal=Journal.open(path))
+        terms = Terms(history=30, prices=4, batch=8, hindsight=False, journal=Journal.open(path))
         return frontier(world, scope, rows, terms).tables
 
     whole = run()
@@ -88,7 +88,7 @@ def test_an_interrupted_run_goes_on_where_it_was(world: BanditWorld, tmp_path: P
     assert run() == whole
     assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines)
     assert set(whole["against_ridge_from_history"]) == {"ridge_online", "default_with_prior"}
-    assert "ceiling" not in whole["frontier"]
+    assert "ridge_in_hindsight" not in whole["frontier"]
 
 
 def test_while_a_policy_is_made_no_live_question_is_judged(world: BanditWorld) -> None:
@@ -161,10 +161,10 @@ def test_the_command_says_what_each_pays(tmp_path: Path) -> None:
     assert "fixed_mix_from_history: 1.000" in told
     assert "paretobandit: not run; give --paretobandit" in told
     found = json.loads((tmp_path / "f.json").read_text())["frontier"]
-    assert set(found) == {"fixed_mix_from_history", "random", "default_with_prior", "ceiling"}
+    assert set(found) == {"fixed_mix_from_history", "random", "default_with_prior", "ridge_in_hindsight"}
     looked = LIVE_RUNS.read_bytes() if LIVE_RUNS.exists() else b""
     journal = tmp_path / "journal.jsonl"
-    few = ("--prices", "3", "--history", "10", "--context", "random:2", "--no-ceiling")
+    few = ("--prices", "3", "--history", "10", "--context", "random:2", "--no-hindsight")
     told = lab(*given, "--half", "0", *few, "--journal", journal)
     assert "default_with_prior_with_context against the text alone: " in told
     assert journal.is_file()

@@ -8,8 +8,8 @@ import pytest
 
 from agents.bandit.policy import Observation
 from experiments.beyond import share
-from experiments.ceiling import best_contextual, best_fixed
 from experiments.contenders import ALL
+from experiments.hindsight import best_contextual, best_fixed
 from experiments.loop import DRIFTS, FeedbackChannel, Stage, Step, make_trial, play, spaces, steady
 from experiments.outcomes import Arm, BanditWorld, OutcomeError, QuestionInfo
 from experiments.runs import Run, figures_of, paired, rounds_to_learn, run_oracle, run_policy

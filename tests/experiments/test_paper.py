@@ -56,7 +56,15 @@ def test_cost_at_equal_accuracy_has_a_row_for_everyone(twice: list[Path]) -> Non
     tables = json.loads((twice[0] / "tables.json").read_text())
     rows, about = tables["frontier"], tables["frontier_of"]
     assert about["history"] + about["live"] == 40
-    assert set(rows) >= {"fixed_mix_from_history", "random", "greedy", "knn", "ts", "uniscale", "ceiling"}
+    assert set(rows) >= {
+        "fixed_mix_from_history",
+        "random",
+        "greedy",
+        "knn",
+        "ts",
+        "uniscale",
+        "ridge_in_hindsight",
+    }
     for name, row in rows.items():
         assert (row["mean_cost_ratio"] is None) == bool(row["unreached"]), name
         assert tables["aiq"][name] == row["aiq"]

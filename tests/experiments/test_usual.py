@@ -57,7 +57,7 @@ def test_a_table_is_judged_with_what_others_are_usually_like(tmp_path: Path) -> 
     assert "(usually 0.1)" in made
     asked = [*table, "--orders", "1", "--prices", "2", "--half", "0", "--jobs", "1", "--policy", "default"]
     for more in ([], ["--usual", tmp_path / "u.json"]):
-        journal = ["--journal", tmp_path / "j", "--out", tmp_path / "f.json", "--no-ceiling"]
+        journal = ["--journal", tmp_path / "j", "--out", tmp_path / "f.json", "--no-hindsight"]
         lab("frontier", *asked, *more, *journal)
     games = [json.loads(line) for line in (tmp_path / "j").read_text().splitlines() if "arms" in line]
     assert len({game["code"] for game in games}) == 2, "each has games of its own"

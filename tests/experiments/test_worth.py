@@ -146,7 +146,7 @@ def test_on_real_tables_too(file: str, tmp_path: Path) -> None:
 def played(world: BanditWorld) -> dict[str, Any]:
     """Hold the policy to what it is held to; return its row of the table."""
     rows = {name: PLAYERS[name] for name in (STATIC, POLICY)}
-    terms = Terms(history=300, live=500, prices=6, batch=20, ceilings=False)
+    terms = Terms(history=300, live=500, prices=6, batch=20, hindsight=False)
     table = frontier(world, Scope(more_seeds=(0, 1), whole=False), rows, terms).tables["frontier"]
     static, policy = (table[name] for name in (STATIC, POLICY))
     assert set(policy["unreached"]) <= set(static["unreached"])
