@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
-from scipy.linalg import lapack
+from scipy.linalg import lapack, solve_triangular
 
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.history import History
@@ -92,8 +94,9 @@ class Evidence:
         square: Σ y² of the first target, whose variances are estimated.
         count: Number of rows.
         noise: The current estimate of the noise variance.
-        leaves: Columns of features that exclude each other, such as the models', shape (M, r): no row has non-zero
-            values in two of these M groups. Empty if there are no such columns.
+        leaves: Columns of features that exclude each other, such as the models', shape (M, r): no row except those of
+            `mixed` has non-zero values in two of these M groups. Empty if there are no such columns.
+        mixed: Rows x that may have non-zero values in several leaves, shape (k, D). They are part of the sums.
     """
 
     gram: Matrix
@@ -102,6 +105,7 @@ class Evidence:
     count: float
     noise: float
     leaves: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.intp))
+    mixed: Matrix = field(default_factory=lambda: np.zeros((0, 0)))
 
     def of(self, columns: int) -> Evidence:
         """Return the same sums, restricted to the first columns of x."""
@@ -109,51 +113,39 @@ class Evidence:
             return self
         gram = np.ascontiguousarray(self.gram[:columns, :columns])
         leaves = self.leaves[:, (self.leaves < columns).all(axis=0)]
-        return replace(self, gram=gram, moment=self.moment[:columns], leaves=leaves)
+        mixed = np.ascontiguousarray(self.mixed[:, :columns])
+        return replace(self, gram=gram, moment=self.moment[:columns], leaves=leaves, mixed=mixed)
 
-    def noise_given(self, theta: Vector, inverse: Matrix) -> float:
-        """Return the noise variance, given the posterior mean and covariance of the coefficients."""
-        rest = self.square - 2.0 * float(theta @ self.moment[:, 0]) + float(theta @ self.gram @ theta)
-        return self._noise(rest + float(np.sum(inverse * self.gram)))
-
-    def noise_alone(self, theta: Vector, variances: Vector, noise: float, penalties: Vector) -> float:
-        """Return the noise variance, if this is the only evidence, from posterior variances without covariances.
-
-        Args:
-            theta: Posterior means of the coefficients.
-            variances: Posterior variances of the coefficients.
-            noise: The noise variance on which this posterior is based.
-            penalties: The prior precisions on which this posterior is based.
-        """
-        # Aθ = b and A - Λ = G/σ² give θᵀGθ and the trace of A⁻¹G without the inverse.
-        rest = self.square - float(theta @ self.moment[:, 0]) - noise * float(penalties @ theta**2)
-        return self._noise(rest + noise * (len(theta) - float(penalties @ variances)))
-
-    def _noise(self, rest: float) -> float:
+    def noise_given(self, theta: Vector, predicted: float) -> float:
+        """Return the noise variance, given the posterior means, and Σ E[(xᵀθ)²] under the posterior."""
+        rest = self.square - 2.0 * float(theta @ self.moment[:, 0]) + predicted
         return max((rest + BELIEF_NOISE * self.noise) / (self.count + BELIEF_NOISE), FLAT)
 
 
 class Posterior:
     """The posterior of the coefficients, given evidence, for any noise and prior variances.
 
-    If there are leaves (`Evidence.leaves`), A is a block arrowhead matrix: the products of two leaves are zero. Its
-    inverse then costs little more than that of the remaining columns.
+    If the last kind of evidence has leaves (`Evidence.leaves`), A is a block arrowhead matrix, in which the products of
+    two leaves are zero, plus the products of a few rows (`Evidence.mixed`). Its inverse then costs little more than
+    that of the remaining columns.
 
     Args:
-        evidence: The sums of each kind of evidence.
+        evidence: The sums of each kind of evidence. If the last one has leaves, all others consist of mixed rows.
     """
 
     def __init__(self, evidence: Sequence[Evidence]) -> None:
         self._evidence = evidence
         # Reused in every iteration, because allocating memory takes longer than the division.
         self._scaled = np.empty_like(evidence[0].gram)
-        (first, *others), self._leaves = evidence, evidence[0].leaves
-        self._arrowhead = not others and self._leaves.size > 0
+        last = evidence[-1]
+        self._leaves = last.leaves
+        self._arrowhead = self._leaves.size > 0
         if self._arrowhead:
-            rest = self._rest = np.setdiff1d(np.arange(len(first.gram)), self._leaves)
-            self._own = first.gram[self._leaves[:, :, None], self._leaves[:, None, :]]  # (M, r, r)
-            self._cross = first.gram[self._leaves[:, :, None], rest]  # (M, r, s)
-            self._among = first.gram[np.ix_(rest, rest)]
+            gram = last.gram - last.mixed.T @ last.mixed if len(last.mixed) else last.gram
+            rest = self._rest = np.setdiff1d(np.arange(len(gram)), self._leaves)
+            self._own = gram[self._leaves[:, :, None], self._leaves[:, None, :]]  # (M, r, r)
+            self._cross = gram[self._leaves[:, :, None], rest]  # (M, r, s)
+            self._among = gram[np.ix_(rest, rest)]
 
     def given(self, noises: Sequence[float], penalties: Vector) -> tuple[Vector, Vector, list[float]]:
         """Return the means and variances of the coefficients, and the next estimate of each noise variance.
@@ -162,37 +154,70 @@ class Posterior:
             noises: The noise variance of each kind of evidence.
             penalties: The precisions of the prior, shape (D,).
         """
-        if self._arrowhead:
-            (only,), (noise,) = self._evidence, noises
-            theta, variances = self._of_arrowhead(noise, penalties, only.moment[:, 0] / noise)
-            return theta, variances, [only.noise_alone(theta, variances, noise, penalties)]
-        a, b = np.diag(penalties), np.zeros(len(penalties))
-        for each, noise in zip(self._evidence, noises, strict=True):
-            a += np.divide(each.gram, noise, out=self._scaled)
+        pairs = list(zip(self._evidence, noises, strict=True))
+        b = np.zeros(len(penalties))
+        for each, noise in pairs:
             b += each.moment[:, 0] / noise
-        inverse = inverted(a)
-        theta = inverse @ b
-        return theta, np.diag(inverse), [each.noise_given(theta, inverse) for each in self._evidence]
+        if self._arrowhead:
+            theta, variances, predicted = self._with_mixed(noises, penalties, b)
+        else:
+            a = np.diag(penalties)
+            for each, noise in pairs:
+                a += np.divide(each.gram, noise, out=self._scaled)
+            inverse = inverted(a)
+            theta, variances = inverse @ b, np.diag(inverse)
+            predicted = [
+                float(theta @ each.gram @ theta) + float(np.sum(inverse * each.gram))
+                for each in self._evidence
+            ]
+        found = [each.noise_given(theta, of) for each, of in zip(self._evidence, predicted, strict=True)]
+        return theta, variances, found
 
-    def _of_arrowhead(self, noise: float, penalties: Vector, b: Vector) -> tuple[Vector, Vector]:
+    def _with_mixed(
+        self, noises: Sequence[float], penalties: Vector, b: Vector
+    ) -> tuple[Vector, Vector, list[float]]:
+        """Return A⁻¹b, the diagonal of A⁻¹, and each kind's Σ E[(xᵀθ)²], without the other entries of A⁻¹."""
+        counts = [len(each.mixed) for each in self._evidence]
+        scaled = [each.mixed / noise**0.5 for each, noise in zip(self._evidence, noises, strict=True)]
+        u = np.concatenate([each for each in scaled if len(each)]) if any(counts) else np.zeros((0, len(b)))
+        solved, variances = self._of_arrowhead(noises[-1], penalties, np.column_stack([b, u.T]))
+        theta, along, of_rows = solved[:, 0], solved[:, 1:], np.zeros(0)
+        if len(u):
+            # Woodbury: A = A₀ + UᵀU, and with S = I + UA₀⁻¹Uᵀ, A⁻¹ = A₀⁻¹ - A₀⁻¹UᵀS⁻¹UA₀⁻¹ and UA⁻¹Uᵀ = I - S⁻¹.
+            right = np.column_stack([along.T, u @ theta, np.eye(len(u))])
+            low = np.linalg.cholesky(np.eye(len(u)) + u @ along)
+            solved = solve_triangular(low, right, lower=True, check_finite=False)
+            half, first, inverse = np.split(solved, [len(b), len(b) + 1], axis=1)
+            theta = theta - half.T @ first[:, 0]
+            variances = variances - np.sum(half**2, axis=0)
+            of_rows = (u @ theta) ** 2 + 1.0 - np.sum(inverse**2, axis=0)
+        shares = [float(each.sum()) for each in np.split(of_rows, np.cumsum(counts)[:-1])]
+        # Over their noise, those of all kinds add up to θᵀ(A - Λ)θ plus the trace of A⁻¹(A - Λ).
+        whole = float(theta @ b) + len(b) - float(penalties @ (theta**2 + variances))
+        shares[-1] = whole - sum(shares[:-1])
+        return theta, variances, [noise * share for noise, share in zip(noises, shares, strict=True)]
+
+    def _of_arrowhead(self, noise: float, penalties: Vector, b: Matrix) -> tuple[Matrix, Vector]:
+        """Return A₀⁻¹b, shape (D, k), and the diagonal of A₀⁻¹, where A₀ is A without the mixed rows."""
         leaves, rest, (count, size) = self._leaves, self._rest, self._leaves.shape
+        columns = b.shape[1]
         own, diagonal = self._own / noise, np.arange(size)
         own[:, diagonal, diagonal] += penalties[leaves]
         # The leaves are eliminated by Cholesky, because products with an inverse would lose all digits if the noise is
         # small.
-        right = np.empty((count, size, len(rest) + 1 + size))
+        right = np.empty((count, size, len(rest) + columns + size))
         np.divide(self._cross, noise, out=right[:, :, : len(rest)])
-        right[:, :, len(rest)], right[:, :, len(rest) + 1 :] = b[leaves], np.eye(size)
+        right[:, :, len(rest) : -size], right[:, :, -size:] = b[leaves], np.eye(size)
         solved = np.empty_like(right)
         for place, low in enumerate(np.linalg.cholesky(own)):
             solved[place] = lapack.dtrtrs(low, right[place], lower=1)[0]
-        along, first, half = np.split(solved, [len(rest), len(rest) + 1], axis=2)
+        along, first, half = np.split(solved, [len(rest), len(rest) + columns], axis=2)
         cross = along.reshape(-1, len(rest))
         among = inverted(self._among / noise - cross.T @ cross + np.diag(penalties[rest]))
-        theta, variances = np.empty_like(b), np.empty_like(b)
-        theta[rest] = among @ (b[rest] - cross.T @ first.ravel())
+        theta, variances = np.empty_like(b), np.empty(len(b))
+        theta[rest] = among @ (b[rest] - cross.T @ first.reshape(-1, columns))
         back = half.transpose(0, 2, 1)
-        theta[leaves] = (back @ (first - along @ theta[rest][:, None]))[:, :, 0]
+        theta[leaves] = back @ (first - along @ theta[rest])
         along = (back @ along).reshape(count * size, -1)
         variances[rest] = np.diag(among)
         variances[leaves] = np.sum((along @ among) * along, axis=1).reshape(leaves.shape)
@@ -301,8 +326,13 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
     order = np.lexsort((model, history.question))
     asked, group = history.question[order], (history.question * len(models) + model)[order]
     begins = np.flatnonzero(np.diff(asked, prepend=-1))
-    if len(begins) == len(order):
-        return [_evidence_of_separate(features, history, z, targets)]
+    sizes = np.diff(np.append(begins, len(order)))
+    again = np.repeat(sizes > 1, sizes)
+    if np.count_nonzero(again) <= features.dim * MIXED and not again.all():
+        separate = _evidence_of_separate(features, history, z, targets, np.sort(order[~again]))
+        if not again.any():
+            return [separate]
+        return _with_repeated(features, history, z, targets, separate, order[again], group[again])
     dim, terms = features.dim, targets.shape[1]
     sums = [(np.zeros((dim, dim)), np.zeros((dim, terms)), np.zeros(terms)) for _ in range(3)]
     counts = [len(order), int(np.count_nonzero(np.diff(group, prepend=-1))), len(begins)]
@@ -336,21 +366,92 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
     return found
 
 
+def _with_repeated(
+    features: ContextualFeatures,
+    history: History,
+    z: Matrix,
+    targets: Matrix,
+    separate: Evidence,
+    rows: np.ndarray,
+    group: np.ndarray,
+) -> list[Evidence]:
+    """Return the sums of `evidence_of`, if only a few rows share their question with others.
+
+    Args:
+        features: As for `evidence_of`.
+        history: As for `evidence_of`.
+        z: As for `evidence_of`.
+        targets: As for `evidence_of`.
+        separate: The sums over rows that each have their own question.
+        rows: The other rows, in order of their question and model.
+        group: Number of the question and model of each of these rows.
+    """
+    root, dim = np.sqrt(history.weights)[rows, None], features.dim
+    x = features.rows(z[history.question[rows]], history.action[rows])
+    means, weights, found = np.hstack([x, targets[rows]]) * root, np.ones(len(rows)), []
+    of_models = np.flatnonzero(np.diff(group, prepend=-1))
+    of_questions = np.flatnonzero(np.diff(history.question[rows[of_models]], prepend=-1))
+    for starts in (of_models, of_questions):
+        apart, means, weights = _contrasts(means, weights, starts)
+        if len(apart):
+            found.append(_evidence_of_mixed(apart, dim))
+    rest = _evidence_of_mixed(means * np.sqrt(weights)[:, None], dim)
+    square, count = separate.square + rest.square, separate.count + rest.count
+    last = replace(
+        separate,
+        gram=separate.gram + rest.gram,
+        moment=separate.moment + rest.moment,
+        square=square,
+        count=count,
+        noise=max(square / count, FLAT),
+        mixed=rest.mixed,
+    )
+    return [*found, last]
+
+
+def _evidence_of_mixed(rows: Matrix, dim: int) -> Evidence:
+    """Return the sums over rows [x, y], shape (k, D + T), with D = `dim`."""
+    x, y = np.ascontiguousarray(rows[:, :dim]), rows[:, dim:]
+    square = float(np.sum(y[:, 0] ** 2))
+    return Evidence(x.T @ x, x.T @ y, square, len(x), max(square / len(x), FLAT), mixed=x)
+
+
+def _contrasts(means: Matrix, weights: Vector, starts: np.ndarray) -> tuple[Matrix, Matrix, Vector]:
+    """Return contrasts within groups of consecutive means, and the means and weights of the groups.
+
+    A contrast is the scaled difference of a mean from that of all earlier ones in its group. The sum of the contrasts'
+    outer products is that of all deviations from the groups' means.
+
+    Args:
+        means: Means of rows, shape (m, ·).
+        weights: Number of rows of each.
+        starts: Index of the first of each group.
+    """
+    apart, whole, total = [], means[starts].copy(), weights[starts].copy()
+    for place, (first, end) in enumerate(itertools.pairwise([*starts.tolist(), len(means)])):
+        for at in range(first + 1, end):
+            before, total[place] = total[place], total[place] + weights[at]
+            difference = means[at] - whole[place]
+            apart.append(math.sqrt(before * weights[at] / total[place]) * difference)
+            whole[place] += weights[at] / total[place] * difference
+    return np.array(apart).reshape(-1, means.shape[1]), whole, total
+
+
 def _evidence_of_separate(
-    features: ContextualFeatures, history: History, z: Matrix, targets: Matrix
+    features: ContextualFeatures, history: History, z: Matrix, targets: Matrix, rows: np.ndarray
 ) -> Evidence:
     """Return the sums over rows that each have their own question, as in most traffic.
 
     Rows of one action share g: Σ x xᵀ = Σ_a g gᵀ ⊗ Σ z zᵀ.
     """
-    root = np.sqrt(history.weights)[:, None]
-    z, targets = z[history.question] * root, targets * root
-    actions, rank, count = np.unique(history.action), features.rank, z.shape[1]
+    root, taken = np.sqrt(history.weights)[rows, None], history.action[rows]
+    z, targets = z[history.question[rows]] * root, targets[rows] * root
+    actions, rank, count = np.unique(taken), features.rank, z.shape[1]
     sums, moments = np.empty((len(actions), count, count)), np.empty((len(actions), count, targets.shape[1]))
     for place, action in enumerate(actions):
-        rows = history.action == action
-        own = z[rows]
-        sums[place], moments[place] = own.T @ own, own.T @ targets[rows]
+        of = taken == action
+        own = z[of]
+        sums[place], moments[place] = own.T @ own, own.T @ targets[of]
     # All features are multiplied by z, and all except the shapes by the categories.
     sides = features.sides[actions]
     parts = [(sides, slice(0, rank))]
@@ -378,6 +479,10 @@ def _means(x: Matrix, y: Matrix, starts: np.ndarray) -> tuple[Matrix, Matrix]:
     share = np.sqrt(np.diff(np.append(starts, len(x))))[:, None]
     return np.add.reduceat(x, starts) / share, np.add.reduceat(y, starts) / share
 
+
+MIXED: Final = 1 / 3
+"""Maximum number of rows that share their question with others, in columns of x, for A to be treated as an arrowhead
+matrix plus these rows. With more of them, this would hardly be faster than inverting A."""
 
 CHUNK: Final = 64
 """Number of questions whose rows are held in memory at a time."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from agents.bandit import variances
 from agents.bandit.contextual import Contextual
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import FeatureSettings
@@ -17,15 +19,17 @@ from agents.bandit.variances import Evidence, Posterior, estimated_with_last, ev
 from tests.support.traffic import DIM, MODELS, actions, single
 
 QUESTIONS = 90
+AGAIN = (0, 0, 1, 2, 2, 2)
+"""Questions that are asked again, some of them several times, and so of some model more than once."""
 
 
-def traffic(models: int, repeated: bool = False) -> tuple[ContextualFeatures, History, Matrix, Matrix]:
+def traffic(models: int, again: Sequence[int] = ()) -> tuple[ContextualFeatures, History, Matrix, Matrix]:
     """Return features, a history of questions of two categories, [z; c] of these, and targets of its rows."""
     policy = Contextual(ContextualFeatures(FeatureSettings(DIM, 4, query_rank=5)))
     on, rng = policy.features, np.random.default_rng(models)
     policy.offer(actions(MODELS[:models]))
     on.enter(("route=a", "route=b"))
-    question = np.append(np.arange(QUESTIONS), np.zeros(int(repeated), int))
+    question = np.array([*range(QUESTIONS), *again])
     rows = len(question)
     correct, score, log_cost = rng.random((3, rows))
     categories = [(f"route={'abc'[rng.integers(3)]}",) for _ in range(QUESTIONS)]
@@ -73,17 +77,64 @@ def test_an_arrowhead_matrix_is_solved_like_any_other(models: int, noise: float)
             assert mine == pytest.approx(theirs, rel=1e-6, abs=1e-8)
 
 
-def test_one_question_of_two_models_is_estimated_without_leaves() -> None:
-    estimates = []
-    for repeated in (False, True):
-        on, history, z, targets = traffic(3, repeated)
-        levels = evidence_of(on, history, z, targets)
-        assert (len(levels) == 1) is not repeated
-        variances, _ = estimated_with_last(levels, on.column_blocks, on.plain_dim, 0)
-        estimates.append(variances)
-    once, again = estimates
-    assert again.keys() == once.keys() >= {"one × category", "model × category"}
-    assert list(again.values()) == pytest.approx(list(once.values()), rel=0.3), "one row more"
+def levels_of(
+    models: int, again: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> tuple[ContextualFeatures, list[Evidence], list[Evidence]]:
+    """Return the evidence of traffic with repeated questions, as an arrowhead matrix with these rows, and without."""
+    on, history, z, targets = traffic(models, again)
+    found = evidence_of(on, history, z, targets)
+    with monkeypatch.context() as patch:
+        patch.setattr(variances, "MIXED", 0.0)
+        dense = evidence_of(on, history, z, targets)
+    return on, found, dense
+
+
+@pytest.mark.parametrize("again", [AGAIN[:1], AGAIN])
+@pytest.mark.parametrize("models", [1, 3])
+def test_sums_with_repeated_questions_are_those_of_all_rows(
+    models: int, again: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on, found, dense = levels_of(models, again, monkeypatch)
+    assert [each.count for each in found] == [each.count for each in dense]
+    assert sum(each.count for each in found) == QUESTIONS + len(again)
+    for mine, theirs in zip(found, dense, strict=True):
+        assert mine.gram == pytest.approx(theirs.gram)
+        assert mine.moment == pytest.approx(theirs.moment)
+        assert (mine.square, mine.noise) == pytest.approx((theirs.square, theirs.noise))
+    assert found[-1].leaves.shape == on.leaves.shape
+    assert not dense[-1].leaves.size
+    rest = found[-1].gram - found[-1].mixed.T @ found[-1].mixed
+    for one in range(models):
+        for other in set(range(models)) - {one}:
+            assert rest[np.ix_(on.leaves[one], on.leaves[other])] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("noise", [0.2, 1e-7])
+@pytest.mark.parametrize("models", [1, 3])
+def test_repeated_questions_are_solved_like_any_other_matrix(
+    models: int, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on, found, dense = levels_of(models, AGAIN, monkeypatch)
+    noises = [noise, 0.3, 0.1][-len(found) :]
+    for columns in (on.dim, on.plain_dim):
+        penalties = np.random.default_rng(1).uniform(1.0, 1e3, size=columns)
+        mine = Posterior([each.of(columns) for each in found]).given(noises, penalties)
+        theirs = Posterior([each.of(columns) for each in dense]).given(noises, penalties)
+        for each, wanted in zip(mine, theirs, strict=True):
+            assert each == pytest.approx(wanted, rel=1e-6, abs=1e-8)
+
+
+def test_estimates_with_repeated_questions_are_those_without_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    on, *both = levels_of(3, AGAIN, monkeypatch)
+    found, dense = (estimated_with_last(each, on.column_blocks, on.plain_dim, 0) for each in both)
+    assert found[0].keys() >= {"one × category", "model × category"}
+    assert found[0] == pytest.approx(dense[0], rel=1e-6)
+    assert found[1] == pytest.approx(dense[1], rel=1e-6)
+
+
+def test_history_of_repeated_questions_alone_has_no_leaves() -> None:
+    on, history, z, targets = traffic(3, range(QUESTIONS))
+    assert not evidence_of(on, history, z, targets)[-1].leaves.size
 
 
 def test_marginal_is_what_the_inverse_keeps() -> None:
