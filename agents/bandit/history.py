@@ -80,6 +80,21 @@ class History:
             rows["log_prompt"] = self.log_prompt[~self.failed]
         return History(self.queries, **rows, categories=self.categories)
 
+    def of_texts(self) -> tuple[History, np.ndarray]:
+        """Return the history without categories, with each text once, and the index of every question's text in it.
+
+        The same text with other categories is a question of its own, whose outcomes would tell those of this one.
+        """
+        places: dict[bytes, int] = {}
+        of = np.array([places.setdefault(query.tobytes(), len(places)) for query in self.queries], np.intp)
+        if len(places) == len(of):
+            return self, of
+        _, first = np.unique(of, return_index=True)
+        texts = dataclasses.replace(
+            self, queries=self.queries[first], question=of[self.question], categories=()
+        )
+        return texts, of
+
     def outcomes_by_category(self) -> dict[str, int]:
         """Return the number of rows of each category."""
         if not self.categories:

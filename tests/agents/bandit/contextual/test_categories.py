@@ -77,6 +77,30 @@ def lived(
     return policy
 
 
+def test_same_text_of_two_applications_keeps_its_categories() -> None:
+    policy, rng = contextual(), np.random.default_rng(3)
+    policy.offer(two_models())
+    # Each text with each category would be more questions than a query has coordinates, and directions would be fitted.
+    texts = np.array([single(each) for each in rng.normal(size=(DIM // 2 + 1, DIM))])
+    rows = 20 * len(texts)
+    asked, good = rng.integers(2 * len(texts), size=rows), rng.random(rows) < 0.6
+    action = np.where(good, asked % 2, 1 - asked % 2)
+    correct = (rng.random(rows) < np.where(good, 0.9, 0.1)).astype(float)
+    shown = [(f"route={'ab'[at % 2]}",) for at in range(2 * len(texts))]
+    history = History(
+        np.repeat(texts, 2, axis=0), asked, action, correct, correct, np.full(rows, EQUAL_COST), np.ones(rows),
+        categories=shown,
+    )  # fmt: skip
+    for category in ("route=a", "route=b"):
+        policy.decided([Pending("q", texts[0], "left/1/1/1", categories=(category,))])
+    policy.relearn(history)
+    assert policy.estimates.right.variances["model × category"] > 0.02
+    for place, (category, (own, _)) in enumerate(zip(("route=a", "route=b"), ONE, strict=True)):
+        told = policy.estimates.right.predicted(policy.features.short(texts[1], (category,)))[:, 0]
+        assert policy.features.models[int(told.argmax())] == own
+        assert told[place] > 0.7 > 0.3 > told[1 - place]
+
+
 def test_products_with_categories_equal_those_of_x() -> None:
     policy = lived()
     on, right = policy.features, policy.estimates.right

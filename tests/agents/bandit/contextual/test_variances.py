@@ -124,7 +124,7 @@ def test_repeated_questions_are_solved_like_any_other_matrix(
             assert each == pytest.approx(wanted, rel=1e-6, abs=1e-8)
 
 
-def test_estimates_with_repeated_questions_are_those_without_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_questions_change_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     on, *both = levels_of(3, AGAIN, monkeypatch)
     found, dense = (estimated_with_last(each, on.column_blocks, on.plain_dim, 0) for each in both)
     assert found[0].keys() >= {"one × category", "model × category"}
