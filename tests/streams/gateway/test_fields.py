@@ -1,4 +1,4 @@
-"""What an ordinary client of OpenAI sends, field by field, and what becomes of it: the table of docs/gateway.md."""
+"""What an ordinary client of OpenAI sends, field by field, and what becomes of it (docs/chat-completions.md)."""
 
 from typing import Any
 
