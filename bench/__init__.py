@@ -5,6 +5,7 @@
 - `engine`: search compared with bare vLLM
 - `gateway`: the gateway compared with LiteLLM's proxy; `load`: the client of both; `litellm`, `peers`: the proxy
 - `ttft`: time to the first token of a stream; `latency`: the time of live queries by component
+- `traces`: the cost of traces
 - `learner`: decide, update and fold, compared with public libraries; `refit`: the contextual policy's refits
 - `closed`: recovery time of a learner with a long history; `kills`: recovery of any service after kill -9
 - `audit`: time and memory of an audit; `history`: the log that it reads

@@ -162,6 +162,36 @@ def measure_ttft(settings: Settings, /, kind: Any, **options: Any) -> None:
     click.echo(orjson.dumps({"cpus": os.cpu_count(), "open_streams": found}))
 
 
+# `traces`: what traces cost.
+
+
+@main.command("traces")
+@click.option("--queries", type=click.IntRange(min=20), default=2000, help="Queries of each round.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=6, help="Rounds with traces, and as many without."
+)
+@click.option("--steps", type=click.IntRange(min=1), default=5, help="Steps of every search.")
+@click.option("--in-flight", type=click.IntRange(min=1), default=256, help="Queries in flight.")
+@_started_broker
+@click.pass_obj
+def measure_traces(settings: Settings, /, kind: Any, **options: int) -> None:
+    """Measure what traces cost: one deployment with and without the tracer, in alternating rounds.
+
+    The encoder is the hashed one and engines answer at once, so the tracer takes a larger share than beside models.
+    Prints one JSON object: queries per second and processor time a query (services and broker, and the tracer), of each
+    round, and the ratios with traces to without, with 95 % intervals over the pairs of rounds.
+    """
+    from bench.traces import TracePlan, measure
+
+    with (
+        tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder,
+        LocalBroker.choose(kind, os.environ) as broker,
+    ):
+        found = measure(settings, broker, TracePlan(**options), Path(folder))
+        found = {"cpus": os.cpu_count(), "broker": broker.version, **found}
+    click.echo(orjson.dumps(found))
+
+
 # `closed`, `kills`: recovery of the learner after many queries, and of any service.
 
 _BROKER: Final = click.option(

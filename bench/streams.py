@@ -152,9 +152,9 @@ def run_once(
             Query(query_id=f"b{n}", text=text, reference="0", pin_action=pin)
             for n, text in enumerate(questions)
         ]
-        _answered(settings, queries[: plan.warm], 0.0)
+        answered_s(settings, queries[: plan.warm], 0.0)
         before = {name: cpu_s(service.pid) for name, service in supervisor.services.items()}
-        wall_s = _answered(settings, queries[plan.warm :], rate)
+        wall_s = answered_s(settings, queries[plan.warm :], rate)
         spent = {
             name: round(cpu_s(service.pid) - before[name], 2) for name, service in supervisor.services.items()
         }
@@ -171,7 +171,7 @@ def run_once(
     }
 
 
-def _answered(settings: Settings, queries: Sequence[Query], rate: float) -> float:
+def answered_s(settings: Settings, queries: Sequence[Query], rate: float) -> float:
     """Send queries, wait for all Answers, and return the elapsed seconds."""
     with Client(settings) as client:
         asked = client.ask_all(queries, pace=SendSchedule(rate), timeout_s=900.0)

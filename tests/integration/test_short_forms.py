@@ -49,6 +49,7 @@ COVERED = {
     "python -m bench memory": "test_bench_memory",
     "python -m bench refit": "test_bench_refit",
     "python -m bench soak": "test_bench_soak",
+    "python -m bench traces": "test_bench_traces",
     "python -m bench ttft": "test_bench_ttft",
     "python -m streams.demo.paired": "test_demo_command.py",
 }
@@ -264,3 +265,12 @@ def test_bench_ttft() -> None:
     # That every stream had text, `measure` checks; how soon it came is the machine's affair.
     assert two["server"]["p50_ms"] >= 200
     assert two["gateway"]["p50_ms"] > 200
+
+
+@pytest.mark.thorough
+def test_bench_traces() -> None:
+    found = figures("bench", "traces", "--queries", "20", "--rounds", "1", *EMBEDDED)
+    # That every query was answered and traced, `measure` checks.
+    assert [len(found["queries_per_s"][side]) for side in ("off", "on")] == [1, 1]
+    assert found["tracer_ms"][0] > 0
+    assert found["processor_time"]["interval"] is None
