@@ -230,8 +230,10 @@ def step_of(plain: Mapping[str, Any], at_ms: int) -> Step:
 def is_wanted(environ: Mapping[str, str]) -> bool:
     """Return whether OpenTelemetry's environment variables request traces over OTLP."""
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    off = (
-        environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-        or environ.get("OTEL_TRACES_EXPORTER") == "none"
-    )
-    return not off and any(environ.get(name) for name in endpoints)
+    return not is_off(environ) and any(environ.get(name) for name in endpoints)
+
+
+def is_off(environ: Mapping[str, str]) -> bool:
+    """Return whether OpenTelemetry's environment variables turn traces off."""
+    disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    return disabled or environ.get("OTEL_TRACES_EXPORTER") == "none"

@@ -13,9 +13,10 @@ from typing import Final
 from opentelemetry import trace as otel
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import Decision as SamplerDecision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from schemas.answer import Answer
@@ -27,7 +28,7 @@ from schemas.record import decode, load, quick_id
 from schemas.reward import Reward
 from streams.log.base import ConsumerRecord
 from streams.runtime.runtime import Runtime
-from streams.trace import QueryTrace, SpanData, step_of
+from streams.trace import QueryTrace, SpanData, is_off, step_of
 
 MOST: Final = 20_000
 """Maximum queries kept until their Reward; the oldest are dropped first."""
@@ -37,6 +38,9 @@ LINGER_S: Final = 2.0
 
 CONTENTS: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """OpenTelemetry's environment variable for whether spans contain questions and answers."""
+
+
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
 class MissingExporter(UniscaleError):
@@ -151,7 +155,7 @@ class TracerService:
 
 
 class SpanExporting:
-    """Passes spans to OpenTelemetry's exporter, with ids derived from the records.
+    """Passes spans to OpenTelemetry's exporter, with the ids that follow from the records.
 
     Attributes:
         contents: Whether spans contain questions and answers.
@@ -165,58 +169,55 @@ class SpanExporting:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError as error:
             raise MissingExporter(str(error)) from error
-        self._ids = _Ids()
-        self._provider = TracerProvider(
-            resource=Resource.create(
-                {"service.name": os.environ.get("OTEL_SERVICE_NAME", "uniscale-streams")}
-            ),
-            id_generator=self._ids,
-        )
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        self._tracer = self._provider.get_tracer("uniscale.streams")
+        name = os.environ.get("OTEL_SERVICE_NAME", "uniscale-streams")
+        self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
+        self._processor = BatchSpanProcessor(OTLPSpanExporter())
+        self._scope = InstrumentationScope("uniscale.streams")
+        self._off = is_off(os.environ)
         self.contents = os.environ.get(CONTENTS, "").lower() == "true"
 
     def add(self, query: QueryTrace, spans: Iterable[SpanData]) -> None:
-        """Export spans of a query, in the background."""
+        """Export spans of a query, in the background.
+
+        They are made whole, as a started span would ask the sampler and copy its attributes once more for each.
+        """
         trace_id, parent_id, flags = query.context
+
+        def own(key: str) -> SpanContext:
+            return SpanContext(int(trace_id, 16), int(query.span_id(key), 16), False, _SAMPLED)
+
+        client = None
+        if parent_id:
+            client = SpanContext(int(trace_id, 16), int(parent_id, 16), True, TraceFlags(int(flags, 16)))
+        if self._off or not self._sampled(int(trace_id, 16), client):
+            return
         for span in spans:
-            above = query.span_id(span.parent) if span.parent else parent_id
-            context = Context()
-            if above:
-                remote = SpanContext(
-                    int(trace_id, 16),
-                    int(above, 16),
-                    is_remote=not span.parent,
-                    trace_flags=TraceFlags(int(flags, 16)),
+            self._processor.on_end(
+                ReadableSpan(
+                    span.name,
+                    own(span.key),
+                    parent=own(span.parent) if span.parent else client,
+                    resource=self._provider.resource,
+                    attributes={name: value for name, value in span.attributes.items() if value is not None},
+                    kind=SpanKind.INTERNAL if span.parent else SpanKind.SERVER,
+                    status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
+                    start_time=_ns(span.began_ms),
+                    end_time=_ns(span.ended_ms),
+                    instrumentation_scope=self._scope,
                 )
-                context = otel.set_span_in_context(NonRecordingSpan(remote), context)
-            self._ids.trace_id, self._ids.span_id = int(trace_id, 16), int(query.span_id(span.key), 16)
-            made = self._tracer.start_span(
-                span.name,
-                context=context,
-                kind=SpanKind.INTERNAL if span.parent else SpanKind.SERVER,
-                attributes={name: value for name, value in span.attributes.items() if value is not None},
-                start_time=_ns(span.began_ms),
             )
-            if span.error:
-                made.set_status(Status(StatusCode.ERROR, span.error))
-            made.end(_ns(span.ended_ms))
+
+    def _sampled(self, trace_id: int, client: SpanContext | None) -> bool:
+        """Return whether `OTEL_TRACES_SAMPLER` chooses a trace, whose other spans follow the first."""
+        context = Context()
+        if client is not None:
+            context = otel.set_span_in_context(NonRecordingSpan(client), context)
+        chosen = self._provider.sampler.should_sample(context, trace_id, "query", SpanKind.SERVER)
+        return chosen.decision is SamplerDecision.RECORD_AND_SAMPLE
 
     def close(self) -> None:
         """Export the remaining spans and shut down."""
-        self._provider.shutdown()
-
-
-class _Ids(IdGenerator):
-    """Ids derived from the query, in place of random ones."""
-
-    trace_id = span_id = 1
-
-    def generate_trace_id(self) -> int:
-        return self.trace_id
-
-    def generate_span_id(self) -> int:
-        return self.span_id
+        self._processor.shutdown()  # type: ignore[no-untyped-call]  # it has no annotations
 
 
 def _ns(ms: float) -> int:
