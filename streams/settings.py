@@ -455,8 +455,8 @@ class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{fiel
     streams: int = 256
     # Maximum GET requests per minute for each API key, and maximum feedback requests for a key without `--per-minute`.
     reads: int = 600
-    # Metadata keys by which the page groups choices, for instance `family, level`; the first two are also combined.
-    group_by: tuple[str, ...] = ()
+    # Metadata keys by which the page groups choices.
+    group_by: tuple[str, ...] = ("family", "level")
     # Whether to refuse a request with a field that has no effect, rather than answer it and name the field.
     strict: bool = False
 

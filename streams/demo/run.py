@@ -173,8 +173,7 @@ def run(
     log.unlink(missing_ok=True)
     optional = ("gateway",) if demo.gateway else ()
     if demo.gateway:
-        groups = settings.gateway.group_by or ("family", "level")  # metadata keys of the demo's questions
-        settings = with_previews(settings).replace(gateway_group_by=groups)
+        settings = with_previews(settings)
     deployment = Deployment(
         settings, broker=demo.broker, log_path=log, environ=THREADS, optional=optional, say=say
     )

@@ -207,6 +207,7 @@ def query_object(timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
             "prices": None
             if decision.prices is None
             else picked(decision.prices, "input", "cached_input", "output"),
+            "question": decision.query.question,
             "action": decision.action.id,
             "objective": objective(decision.objective),
             "policy": picked(decision.policy, "name", "version"),

@@ -18,6 +18,7 @@ from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
 from streams.gateway.auth import Tenants
+from streams.gateway.errors import why
 from streams.gateway.quotas import Usage
 from streams.gateway.request import BASELINE_OF, kept_of
 from streams.recent_ids import RecentIds
@@ -76,10 +77,10 @@ create table if not exists queries (
     until_ms integer not null default 0,
     budget real,
     asked integer not null default 0, stored integer not null default 1,
-    groups text not null default '[]', baseline_of text,
+    groups text not null default '[]', session text, baseline_of text,
     question text, action text, objective text, cohort text, randomised integer,
     reason text,
-    status text, answered_ms integer, spent text, cost real, cut real not null default 0, correct real,
+    status text, error text, answered_ms integer, spent text, cost real, cut real not null default 0, correct real,
     size integer not null default 0,
     decision blob, answer blob, reward blob
 ) without rowid;
@@ -142,6 +143,7 @@ class Listed(Struct, frozen=True):
         tenant: Its tenant.
         created_ms: When it was sent, ms since the epoch.
         groups: Its value for each metadata key by which the index groups queries; None for a key without a value.
+        session: The conversation that it is a turn of; see `Query`.
         baseline_of: The query whose paired baseline it is.
         question: The first 200 characters of its question.
         action: The configuration chosen.
@@ -150,6 +152,7 @@ class Listed(Struct, frozen=True):
         randomised: Whether its cohort was drawn at random; see `Decision`.
         reason: What chose the configuration; see `Decision`.
         status: How it ended.
+        error: Why it has no text, as clients may read it.
         answered_ms: When it ended, ms since the epoch.
         spent: How its time was spent: a `Spent` as JSON.
         cost: Its cost, in the deployment's unit.
@@ -160,6 +163,7 @@ class Listed(Struct, frozen=True):
     tenant: str | None
     created_ms: int
     groups: tuple[str | None, ...]
+    session: str | None
     baseline_of: str | None
     question: str | None
     action: str | None
@@ -168,6 +172,7 @@ class Listed(Struct, frozen=True):
     randomised: bool | None
     reason: str | None
     status: Status | None
+    error: str | None
     answered_ms: int | None
     spent: str | None
     cost: float | None
@@ -180,6 +185,44 @@ class Listed(Struct, frozen=True):
             return "control"
         return "policy" if self.action is not None and self.reason != "pinned" else None
 
+
+_MODEL: Final = "substr(action, 1, instr(action, '/') - 1)"
+
+
+class Filter(Struct, frozen=True):
+    """Which queries a list or the statistics are about; by default all.
+
+    Attributes:
+        tenants: Their tenants.
+        objective: Name or kind of their objective, as in `Listed`.
+        model: The model chosen for them.
+        within_s: How long ago they were sent at most, in seconds.
+        statuses: How they ended.
+    """
+
+    tenants: Tenants = None
+    objective: str | None = None
+    model: str | None = None
+    within_s: int | None = None
+    statuses: tuple[str, ...] = ()
+
+    def where(self, now_ms: int) -> tuple[str, list[Any]]:
+        """Return the condition in SQL and its values."""
+        since_ms = None if self.within_s is None else now_ms - 1000 * self.within_s
+        given = {
+            "objective = ?": self.objective,
+            f"{_MODEL} = ?": self.model,
+            "created_ms >= ?": since_ms,
+        }
+        wanted = {condition: value for condition, value in given.items() if value is not None}
+        values = [*(self.tenants or ()), *self.statuses, *wanted.values()]
+        status = f"and status in ({', '.join('?' * len(self.statuses))})" if self.statuses else ""
+        return " ".join(
+            [f"asked = 1 {_of(self.tenants)} {status}", *(f"and {each}" for each in wanted)]
+        ), values
+
+
+EVERYTHING: Final = Filter()
 
 LISTED: Final = ", ".join(field.name for field in structs.fields(Listed))
 """The columns of `Listed`."""
@@ -275,6 +318,7 @@ class Index:
             "until_ms": created_ms + int(1000 * ((query.timeout_s or self._timeout_s) + MARGIN_S)),
             "budget": (query.budget.eflops or query.budget.usd) if query.budget else None,
             "groups": self._groups(query),
+            "session": _word(query.session),
             "baseline_of": baseline_of(query),
             "asked": 1,
             "stored": kept.get("store") != "false",
@@ -329,7 +373,7 @@ class Index:
         if not self._first("answer", answer.query_id, value, at_ms):
             return False
         spent = json.encode(answer.spent).decode()
-        self._set(answer.query_id, status=answer.status, answered_ms=at_ms, spent=spent)
+        self._set(answer.query_id, status=answer.status, error=why(answer), answered_ms=at_ms, spent=spent)
         return True
 
     def reward(self, reward: Reward, value: bytes) -> None:
@@ -430,6 +474,10 @@ class Index:
         )
         return [(at_ms, decode(value, DeadLetter), bool(retried)) for at_ms, value, retried in rows]
 
+    def open_dead_letters(self) -> int:
+        """Return how many dead letters have not been sent again."""
+        return int(self._db.execute("select count(*) from dead_letters where not retried").fetchone()[0])
+
     def dead_letter_of(self, origin: str) -> DeadLetter | None:
         """Return the dead letter of an origin."""
         row = self._db.execute("select letter from dead_letters where origin = ?", (origin,)).fetchone()
@@ -498,23 +546,42 @@ class Index:
         ).fetchone()
         return int(found[0]), int(found[1])
 
-    def latest(self, most: int, tenants: Tenants = None, *, stored: bool = False) -> list[Listed]:
-        """Return the newest queries of these tenants, newest first; if `stored`, only those that may be read back."""
-        return [_listed(row) for row in self._latest(most, tenants, "and stored" if stored else "")]
+    def latest(self, most: int, now_ms: int, wanted: Filter = EVERYTHING) -> list[Listed]:
+        """Return the newest of these queries that may be read back, newest first."""
+        where, values = wanted.where(now_ms)
+        return [_listed(row) for row in self._latest(f"{where} and stored", [*values, most])]
 
-    async def all(self, tenants: Tenants = None) -> list[Listed]:
-        """Return all queries as `latest` does, yielding to other tasks meanwhile."""
-        rows, found = self._latest(self.most, tenants), list[Listed]()
+    async def all(self, now_ms: int, wanted: Filter = EVERYTHING) -> list[Listed]:
+        """Return all of these queries and their paired baselines, newest first, yielding to other tasks meanwhile."""
+        where, values = wanted.where(now_ms)
+        rows = self._latest(
+            f"asked = 1 {_of(wanted.tenants)} and iif(baseline_of is null, {where}, "
+            f"baseline_of in (select query_id from queries where {where}))",
+            [*(wanted.tenants or ()), *values, *values, self.most],
+        )
+        found = list[Listed]()
         while some := rows.fetchmany(_AT_ONCE):
             found += map(_listed, some)
             await asyncio.sleep(0)
         return found
 
-    def _latest(self, most: int, tenants: Tenants, and_: str = "") -> sqlite3.Cursor:
+    def _latest(self, where: str, values: Sequence[Any]) -> sqlite3.Cursor:
         return self._db.execute(
-            f"select {LISTED} from queries where asked = 1 {_of(tenants)} {and_} order by created_ms desc limit ?",
-            [*(tenants or ()), most],
+            f"select {LISTED} from queries where {where} order by created_ms desc limit ?", values
         )
+
+    def values(self, tenants: Tenants = None) -> dict[str, list[str | None]]:
+        """Return the tenants, objectives and models by which these tenants' queries can be filtered."""
+        rows = self._db.execute(
+            f"select distinct tenant, objective, {_MODEL} from queries where asked = 1 {_of(tenants)}",
+            tenants or (),
+        ).fetchall()
+        columns = zip(*rows, strict=True) if rows else ((), (), ())
+        tenant, *named = (sorted(set(column), key=lambda value: value or "") for column in columns)
+        return {"tenant": tenant} | {
+            name: [value for value in values if value]
+            for name, values in zip(("objective", "model"), named, strict=True)
+        }
 
     def _groups(self, query: Query) -> str:
         """Return the values of the keys by which queries are grouped, as JSON."""

@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from agents.catalogue.objectives import Objectives
 from agents.decider.preview import Configuration, Preview
-from schemas.answer import Answer
+from schemas.answer import Answer, Status
 from schemas.control import ObjectiveEntry
 from schemas.decision import Decision, Predicted
 from schemas.objective import CostUnit
@@ -34,7 +34,7 @@ from streams.gateway.answer_details import picked
 from streams.gateway.auth import ApiKeys, Tenants, check_host
 from streams.gateway.endpoint import Call, EventStream, Listing, body_of, int_param, object_of, reply
 from streams.gateway.errors import ApiError, ClientGone, invalid, no_model, not_found, of_json, refusal
-from streams.gateway.index import MARGIN_S, IndexedQuery, Listed
+from streams.gateway.index import MARGIN_S, Filter, IndexedQuery, Listed
 from streams.gateway.model_list import listing
 from streams.gateway.open_requests import Queue
 from streams.gateway.request import parse
@@ -181,13 +181,16 @@ def _listing(call: Call) -> list[dict[str, Any]]:
 _MOST_LISTED: Final = 1000
 
 _FRESH_S: Final = 1.0
-"""Seconds for which lists and statistics are cached."""
+"""Seconds for which lists are cached."""
 
-_COMPARED_S: Final = 3.0
-"""Seconds for which the comparison of policy and control group is cached; it reads all known queries."""
+_COUNTED_S: Final = 3.0
+"""Seconds for which statistics are cached; they read all known queries."""
 
 _SERVICES_S: Final = 10.0
 """Seconds for which the state of the services' consumer groups is cached."""
+
+_FILTERS: Final = ("tenant", "objective", "model", "within_s")
+_LONGEST_S: Final = 10**8
 
 T = TypeVar("T")
 
@@ -209,46 +212,46 @@ class Views:
     async def queries(self, call: Call) -> Response:
         """GET /v1/queries: the newest queries of this tenant."""
         call.who.require("read")
-        most = int_param(call.request, "limit", 50, _MOST_LISTED)
+        most, wanted = int_param(call.request, "limit", 50, _MOST_LISTED), _filter(call, "limit", "status")
         gateway, sees = call.gateway, call.who.sees
-        latest = await self._latest(gateway, sees, stored=True)
+
+        async def made() -> list[Listed]:
+            return gateway.index.latest(_MOST_LISTED, gateway.runtime.clock.now_ms(), wanted)
+
+        async def to_filter_by() -> dict[str, list[str | None]]:
+            return gateway.index.values(sees)
+
+        latest = await self._shared(("latest", wanted), gateway, made, _FRESH_S)
+        values = await self._shared(("values", sees), gateway, to_filter_by, _COUNTED_S)
         unit = gateway.runtime.control.catalogue.unit
-        return reply({"object": "list", "data": [_listed(each, unit) for each in latest[:most]]})
+        data = [_listed(each, unit) for each in latest[:most]]
+        return reply({"object": "list", "data": data, "unit": unit, "values": values})
 
     async def now(self, call: Call) -> Response:
         """GET /v1/now."""
         call.who.require("read")
-        gateway, sees = call.gateway, call.who.sees
-        most = int_param(call.request, "limit", _MOST_LISTED, _MOST_LISTED)
-        made = partial(self._now, gateway, sees, most)
-        return reply(await self._shared(("now", sees, most), gateway, made, _FRESH_S))
+        gateway, wanted, sees = call.gateway, _filter(call), call.who.sees
+        made = partial(self._now, gateway, wanted, sees)
+        return reply(await self._shared(("now", wanted, sees), gateway, made, _COUNTED_S))
 
-    async def _now(self, gateway: GatewayService, sees: Tenants, most: int) -> dict[str, Any]:
-        latest = await self._latest(gateway, sees)
-        minute, in_flight = gateway.index.activity(gateway.runtime.clock.now_ms(), sees)
+    async def _now(self, gateway: GatewayService, wanted: Filter, sees: Tenants) -> dict[str, Any]:
+        index, now_ms = gateway.index, gateway.runtime.clock.now_ms()
+        listed = await index.all(now_ms, wanted)
+        minute, in_flight = index.activity(now_ms, wanted.tenants)
+        counted = await asyncio.to_thread(
+            statistics.now, listed, index.group_by, moves=index.moves, paired=wanted.model is not None
+        )
         return {
             "per_second": round(minute / 60, 3),
             "in_flight": in_flight,
             "unit": gateway.runtime.control.catalogue.unit,
-            **statistics.now(latest[:most], gateway.index.group_by),
-            "uplift": await self._uplift(gateway, sees),
+            **counted,
             "models": models(gateway.runtime.control),
-            # The lag covers all tenants, so only a caller who sees all tenants may see it.
+            # Lag and dead letters cover all tenants, so only a caller who sees all tenants may see them.
             "services": await self._consumers(gateway.runtime) if sees is None else [],
+            "dead_letters": index.open_dead_letters() if sees is None else None,
             "marks": list(gateway.marks.listed),
         }
-
-    async def _latest(self, gateway: GatewayService, sees: Tenants, *, stored: bool = False) -> list[Listed]:
-        async def made() -> list[Listed]:
-            return gateway.index.latest(_MOST_LISTED, sees, stored=stored)
-
-        return await self._shared(("latest", sees, stored), gateway, made, _FRESH_S)
-
-    async def _uplift(self, gateway: GatewayService, sees: Tenants) -> dict[str, Any]:
-        async def made() -> dict[str, Any]:
-            return statistics.uplift(await gateway.index.all(sees), gateway.index.moves)
-
-        return await self._shared(("uplift", sees), gateway, made, _COMPARED_S)
 
     async def _shared(
         self,
@@ -288,6 +291,23 @@ class Views:
                 for app in names
             ]
         return self._services_seen
+
+
+def _filter(call: Call, *others: str) -> Filter:
+    """Return the filter of a request's query parameters, which may also have others. Raises ApiError 400."""
+    params, tenants = call.request.query_params, call.who.sees
+    if unknown := sorted(set(params) - {*_FILTERS, *others}):
+        raise invalid(unknown[0], f"{unknown[0][:200]} is unknown; give {', '.join((*_FILTERS, *others))}")
+    if "tenant" in params:
+        tenant = params["tenant"] or None
+        tenants = (tenant,) if tenants is None or tenant in tenants else ()
+    statuses = tuple(filter(None, params.get("status", "").split(",")))
+    if wrong := [each for each in statuses if each not in get_args(Status)]:
+        raise invalid(
+            "status", f"status {wrong[0][:200]!r} does not exist; give {', '.join(get_args(Status))}"
+        )
+    within_s = int_param(call.request, "within_s", 1, _LONGEST_S) if "within_s" in params else None
+    return Filter(tenants, params.get("objective"), params.get("model"), within_s, statuses)
 
 
 def models(control: Control) -> list[dict[str, Any]]:
@@ -538,7 +558,7 @@ def _listed(each: Listed, unit: CostUnit) -> dict[str, Any]:
         "object": "query",
         "created": each.created_ms // 1000,
         "status": each.status or "pending",
-        **picked(each, "question", "action", "objective", "cohort", "correct"),
+        **picked(each, "tenant", "question", "action", "objective", "cohort", "correct", "error"),
         unit: each.cost,
         "timings": _timings(each),
     }

@@ -33,7 +33,12 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-VIEWS = {"now": ".tile", "ask": "#question", "query": "#query-id", "letters": "h2:has-text('Dead letters')"}
+VIEWS = {
+    "overview": ".tile",
+    "ask": "#question",
+    "inspect": "table a",
+    "failures": "h3:has-text('Records that could not be handled')",
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +72,18 @@ def test_a_question_is_asked_answered_and_judged(site: tuple[Any, str], page: An
     page.fill("#question", "What is 4 + 5, number 2?")
     page.select_option("#model", "large")
     page.click("button.main")
-    page.wait_for_selector("h2:has-text('Answer')", timeout=60_000)
+    page.wait_for_selector("h3:has-text('Why this configuration')", timeout=60_000)
     assert "\\boxed{" in page.inner_text("pre")
     assert page.locator(".tree circle").count() > 1
     page.click("button:has-text('Wrong')")
     page.wait_for_selector("[role=status]:has-text('Thank you. The policy learns from it.')")
-    page.goto(f"{url}/#query")
+    page.goto(f"{url}/#inspect")
     page.click("table a >> nth=0")
-    page.wait_for_selector("h2:has-text('Why this configuration')")
-    page.wait_for_selector("h2:has-text('Price')")
+    page.wait_for_selector("h3:has-text('Why this configuration')")
+    page.wait_for_selector("h3:has-text('Price')")
+    frame, tree = (page.locator(name).bounding_box() for name in (".tree", ".tree svg"))
+    assert tree["x"] >= frame["x"]
+    assert tree["x"] + tree["width"] <= frame["x"] + frame["width"] + 1
 
 
 def test_the_slider_shows_what_would_run_and_why(site: tuple[Any, str], page: Any) -> None:
@@ -90,11 +98,32 @@ def test_the_slider_shows_what_would_run_and_why(site: tuple[Any, str], page: An
         "#model", "small/1/1/1" if page.locator("option[value='small/1/1/1']").count() else "small"
     )
     page.wait_for_selector("#preview b:has-text('small/')")
-    page.click("summary")
-    assert page.locator(".preview tbody tr").count() >= 1
     found = axe.Axe().run(page)
     assert found.response["violations"] == [], found.generate_report()
     assert len(deployment.raw(deployment.topics.query)) == before
+    page.select_option("#model", "auto")
+    page.wait_for_selector(".preview tbody button")
+    asked = str(page.get_attribute(".preview tbody button >> nth=0", "aria-label")).removeprefix("Ask ")
+    page.click(".preview tbody button >> nth=0")
+    page.wait_for_selector(f"article h2:has-text('Answer of {asked}')", timeout=60_000)
+    page.wait_for_selector("article h3:has-text('Why this configuration')", timeout=60_000)
+    page.click("button.main")
+    page.wait_for_selector("article >> nth=1", timeout=60_000)
+
+
+def test_filters_hold_in_every_view(site: tuple[Any, str], page: Any) -> None:
+    _, url = site
+    page.goto(url)
+    page.wait_for_selector(".tile")
+    page.select_option("select[aria-label=Model]", "large")
+    page.wait_for_selector("tfoot td:has-text('(100 %)')")
+    page.click("nav a[href='#inspect']")
+    page.wait_for_selector("tbody td:has-text('large/')")
+    assert page.input_value("select[aria-label=Model]") == "large"
+    assert page.locator("tbody td:nth-child(3):not(:has-text('large/'))").count() == 0
+    page.focus("select[aria-label=Time]")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector("select[aria-label=Time] option[value='900']:checked", state="attached")
 
 
 def test_a_dead_letter_is_sent_again_after_a_question(site: tuple[Any, str], page: Any) -> None:
@@ -111,7 +140,7 @@ def test_a_dead_letter_is_sent_again_after_a_question(site: tuple[Any, str], pag
     (letter,) = fresh()
     assert letter["retried"] is False
     sent = len(deployment.raw(topic))
-    page.goto(f"{url}/#letters")
+    page.goto(f"{url}/#failures")
     button = page.locator(f"button[aria-label='Retry {letter['origin']}']")
     button.click()
     page.wait_for_selector("dialog[open]")
@@ -137,12 +166,12 @@ def test_what_people_and_models_write_is_never_markup(site: tuple[Any, str], pag
     script = "<img src=x onerror=\"document.title='owned'\">"
     body = {"model": "small/1/1/1", "messages": [{"role": "user", "content": script}]}
     made = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
-    page.goto(f"{url}/#query/{made['id']}")
-    page.wait_for_selector("h2:has-text('Answer')")
+    page.goto(f"{url}/#inspect/{made['id']}")
+    page.wait_for_selector("h3:has-text('Answer')")
     said = page.inner_text("main")
     assert "was chosen because the request asked for it" in said
     assert "null" not in said
-    page.goto(f"{url}/#now")
+    page.goto(f"{url}/#overview")
     page.wait_for_selector(f"text={json.dumps(script)[1:20]}")
     assert page.title() == "UniScale-Streams"
     assert page.locator("main img").count() == 0

@@ -2,12 +2,12 @@
 
 import { get, post } from '/static/api.js';
 import { el } from '/static/dom.js';
-import { ask } from '/static/asking.js';
-import { letters } from '/static/letters.js';
-import { now } from '/static/now.js';
-import { query } from '/static/query.js';
+import { ask } from '/static/ask.js';
+import { failures } from '/static/failures.js';
+import { inspect } from '/static/inspect.js';
+import { overview } from '/static/overview.js';
 
-const views = { now, ask, query, letters };
+const views = { overview, ask, inspect, failures };
 const place = document.getElementById('view');
 const logout = document.getElementById('logout');
 let leave = null, turn = 0;
@@ -17,7 +17,7 @@ async function show() {
   leave?.();
   leave = null;
   const [name, id] = location.hash.slice(1).split('/');
-  const shown = views[name] ? name : 'now';
+  const shown = views[name] ? name : 'overview';
   for (const link of document.querySelectorAll('nav a')) {
     if (link.hash === `#${shown}`) link.setAttribute('aria-current', 'page');
     else link.removeAttribute('aria-current');

@@ -1,14 +1,15 @@
-// What would run: asked again at every change of the question, the slider or the model. Nothing runs for it.
+// What would run, and its alternatives: asked again at every change of the question, the slider or the model. Nothing runs
+// for it until an alternative is clicked.
 
 import { Refused, post } from '/static/api.js';
-import { cost, counted, el, inUnit, named, percent, table } from '/static/dom.js';
+import { cost, counts, el, inUnit, named, percent, replace, table } from '/static/dom.js';
 
 const PAUSE_MS = 150;
 
-// `body` returns the request as it stands, or null while there is no question.
-export function preview(body) {
+// `body` returns the request as it stands, or null while there is no question; `run` asks a configuration by name.
+export function preview(body, run) {
   const words = el('p', { id: 'preview', 'aria-live': 'polite' });
-  const compared = el('details', { hidden: true }, el('summary', {}, 'Compare configurations'));
+  const compared = el('div', { hidden: true });
   const rests = el('details', { hidden: true }, el('summary', {}, 'What the prediction rests on'));
   const place = el('div', { class: 'preview' }, words, compared, rests);
   let timer = null, running = null;
@@ -25,8 +26,8 @@ export function preview(body) {
       const found = await post('/v1/decide', request, { signal: mine.signal });
       if (mine !== running) return;
       words.replaceChildren(...explain(found));
-      compared.replaceChildren(compared.firstChild, configurations(found));
-      compared.hidden = false;
+      replace(compared, [el('h3', {}, 'Alternatives'), configurations(found, run)]);
+      compared.hidden = found.configurations.length < 2;
       rests.replaceChildren(rests.firstChild, grounds(found));
       rests.hidden = !found.grounds.length;
     } catch (error) {
@@ -42,8 +43,8 @@ export function preview(body) {
 }
 
 // The choice in words: what, why, and what came second.
-export function explain(found) {
-  counted(found.objective.unit);
+function explain(found) {
+  counts(found.objective.unit);
   const { choice, runner_up: second } = found;
   const learned = found.policy.version > 0;
   const said = [el('b', {}, found.action)];
@@ -77,11 +78,12 @@ const share = (value) => percent(Math.min(1, Math.max(0, value)));
 const terms = ({ predicted }) => `predicted accuracy ${share(predicted.correct)} at about ${cost(predicted[named()])} ${inUnit()}`;
 const reward = ({ mean, width }) => `Its expected reward is ${mean.toFixed(3)} ± ${Math.abs(width).toFixed(3)}`;
 
-function configurations(found) {
-  const rows = found.configurations.slice(0, 8).map((c) => [
-    c.action, c.predicted ? share(c.predicted.correct) : null, c.predicted ? cost(c.predicted[named()]) : null,
-    c.mean.toFixed(3), Math.abs(c.width).toFixed(3), c.score.toFixed(3), c.propensity === null ? null : percent(c.propensity)]);
-  return table('The best configurations', ['Configuration', 'Predicted accuracy', `Predicted ${inUnit()}`, 'Expected reward', 'Width', 'Score', 'Chance'], rows);
+function configurations(found, run) {
+  const rows = found.configurations.filter((c) => c.action !== found.action).slice(0, 5).map((c) => [
+    el('button', { type: 'button', 'aria-label': `Ask ${c.action}`, onclick: () => run(c.action) }, 'Ask'), c.action,
+    c.predicted ? share(c.predicted.correct) : null, c.predicted ? cost(c.predicted[named()]) : null,
+    c.mean.toFixed(3), Math.abs(c.width).toFixed(3), c.propensity === null ? null : percent(c.propensity)]);
+  return table('Alternatives', ['Ask', 'Configuration', 'Predicted accuracy', `Predicted ${inUnit()}`, 'Expected reward', 'Width', 'Chance'], rows);
 }
 
 function grounds(found) {

@@ -7,43 +7,46 @@ export const FATES = {
   open: 'waits for its score', kept: 'kept', finished: 'finished', early_exit: 'pruned: cannot win any more',
   beam: 'pruned: not among the best', cut: 'cut off unfinished', stopped: 'stopped by the budget',
 };
+const LABEL = 34, MARGIN = 14; // the width of a score, and the room for a circle at the edge
 
+// The tree always fits its frame: the more drafts, the smaller they are, and scores are written where there is room.
 export function drawTree(drafts) {
   if (!drafts.length) return el('p', { class: 'quiet' }, 'No draft yet.');
   const nodes = drafts.map((draft) => ({ draft, children: [] }));
   const root = { draft: null, children: [] };
   for (const node of nodes) (node.draft.parent < 0 ? root : nodes[node.draft.parent]).children.push(node);
-  const top = layout().nodeSize([24, 110])(hierarchy(root));
-  const places = top.descendants();
-  const least = Math.min(...places.map((place) => place.x)), most = Math.max(...places.map((place) => place.x));
-  const width = (top.height + 1) * 110, height = most - least + 40;
-  const drawing = svg('svg', { width, height, viewBox: `0 ${least - 20} ${width} ${height}`, role: 'img', 'aria-label': summary(drafts) });
+  const top = hierarchy(root);
+  const width = Math.min(1100, document.documentElement.clientWidth - 40);
+  const height = Math.min(520, Math.max(120, 26 * top.leaves().length));
+  layout().size([height - 2 * MARGIN, width - 2 * MARGIN - LABEL])(top);
+  const places = top.descendants(), step = (width - 2 * MARGIN - LABEL) / top.height;
+  const rows = [...Map.groupBy(places, (place) => place.depth).values()].flatMap((row) => row.slice(1).map((place, at) => place.x - row[at].x));
+  const gap = Math.min(24, ...rows), radius = Math.min(5, Math.max(1.2, 0.4 * gap));
+  const drawing = svg('svg', { viewBox: `${-MARGIN} ${-MARGIN} ${width} ${height}`, role: 'img', 'aria-label': summary(drafts) });
   for (const { source, target } of top.links()) {
-    const middle = (source.y + target.y) / 2 + 14;
+    const middle = (source.y + target.y) / 2;
     drawing.append(svg('path', {
       class: `link${target.data.draft.chosen ? ' chosen' : ''}`,
-      d: `M${source.y + 14},${source.x}C${middle},${source.x} ${middle},${target.x} ${target.y + 14},${target.x}`,
+      d: `M${source.y},${source.x}C${middle},${source.x} ${middle},${target.x} ${target.y},${target.x}`,
     }));
   }
   for (const place of places) {
     const draft = place.data.draft;
-    const group = svg('g', { class: draft ? draft.fate : 'root', transform: `translate(${place.y + 14},${place.x})` });
-    group.append(svg('circle', { r: draft?.chosen ? 7 : 5 }));
+    const group = svg('g', { class: draft ? draft.fate : 'root', transform: `translate(${place.y},${place.x})` });
+    group.append(svg('circle', { r: draft?.chosen ? Math.max(4, 1.3 * radius) : radius }));
     if (draft) {
       const title = svg('title');
       title.textContent = describe(draft);
-      const label = svg('text', { x: 9, y: 4 });
-      label.textContent = draft.score === null ? '…' : draft.score.toFixed(2);
-      group.append(title, label);
+      group.append(title);
+      if (step > LABEL + 6 && (gap >= 11 || draft.chosen)) {
+        const label = svg('text', { x: 9, y: place.children ? -5 : 4 });
+        label.textContent = draft.score === null ? '…' : draft.score.toFixed(2);
+        group.append(label);
+      }
     }
     drawing.append(group);
   }
-  const box = el('div', { class: 'tree', tabindex: '0', role: 'region', 'aria-label': 'The search as a tree' }, drawing);
-  // Begin where the chosen path ends; while nothing is chosen, at the root.
-  const ends = places.filter((place) => place.data.draft?.chosen);
-  const middle = ends.length ? ends[ends.length - 1].x : top.x;
-  requestAnimationFrame(() => { box.scrollTop = middle + 20 - least - box.clientHeight / 2; });
-  return box;
+  return el('div', { class: 'tree' }, drawing);
 }
 
 // The same in words, for those who cannot point at a circle.
@@ -58,7 +61,7 @@ export function legend() {
   return el('ul', { class: 'legend' }, Object.entries(FATES).map(([fate, words]) => {
     const sample = svg('svg', { width: 12, height: 12, viewBox: '-6 -6 12 12', 'aria-hidden': 'true' },
       svg('g', { class: fate }, svg('circle', { r: 5 })));
-    return el('li', { class: 'tree-key' }, el('span', { class: 'sample' }, sample), ` ${words}`);
+    return el('li', {}, el('span', { class: 'sample' }, sample), ` ${words}`);
   }));
 }
 

@@ -146,11 +146,14 @@ def test_names_and_numbers_in_addresses(client: httpx.Client) -> None:
     for path in (
         "/v1/queries?limit=0",
         "/v1/queries?limit=x",
-        "/v1/now?limit=1001",
-        "/v1/now?limit=99999999999",
-        "/v1/now?limit=-1",
+        "/v1/queries?limit=1001",
+        "/v1/queries?limit=99999999999",
+        "/v1/queries?limit=-1",
+        "/v1/now?limit=1",
     ):
         refused(client.get(path), 400, "limit")
+    refused(client.get("/v1/now?within_s=0"), 400, "within_s")
+    refused(client.get("/v1/queries?status=ok,lost"), 400, "status")
     for path in (
         "/v1/queries/none",
         f"/v1/queries/{'x' * 5000}",

@@ -385,8 +385,8 @@ def test_now_counts_queries_and_names_services_and_models(
     site: GatewayDeployment, client: httpx.Client
 ) -> None:
     assert client.post(ASK, json=PLAIN).is_success
-    found = client.get("/v1/now?limit=1").json()
-    assert found["queries"] == 1
+    found = client.get("/v1/now").json()
+    assert found["queries"] >= 1
     assert found["per_second"] > 1 / 60
     assert found["in_flight"] == 0
     assert {each["name"]: each["state"] for each in found["models"]} == {"small": "ready", "large": "ready"}

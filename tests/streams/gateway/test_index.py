@@ -22,7 +22,8 @@ from schemas.reward import Feedback
 from schemas.spent import Spent
 from streams.gateway import answer_details, routes
 from streams.gateway.auth import Credential
-from streams.gateway.index import Index, Marks
+from streams.gateway.index import Filter, Index, Marks
+from tests.support.records import decision_for
 
 
 def query(query_id: str, **kept: str) -> Query:
@@ -46,7 +47,7 @@ def test_reading_for_a_tenant_ignores_queries_of_others() -> None:
         nonlocal steps
         steps = 0
         index._db.set_progress_handler(step, 1)
-        assert len(index.latest(1000, ("shop",))) == 3
+        assert len(index.latest(1000, 0, Filter(("shop",)))) == 3
         assert index.activity(100, ("shop",)) == (3, 3)
         index._db.set_progress_handler(None, 1)
         return steps
@@ -64,7 +65,7 @@ async def test_others_run_while_all_queries_are_read() -> None:
     index = Index(5000)
     for at in range(3000):
         index.query(query(f"q-{at}"), at)
-    turns, reading = 0, asyncio.ensure_future(index.all())
+    turns, reading = 0, asyncio.ensure_future(index.all(0))
     while not reading.done():
         turns += 1
         index.answer(told(f"q-{turns}"), b"", 3000)  # what comes meanwhile breaks nothing
@@ -95,10 +96,10 @@ def test_records_may_come_in_any_order_and_twice(order: tuple[int, ...]) -> None
 def test_the_list_says_where_the_time_of_an_answer_went() -> None:
     index, spent = Index(100), Spent(admission_s=0.25, generate_s=1.5)
     index.query(query("q"), 1000)
-    assert routes._listed(index.latest(1)[0], "eflops")["timings"] is None
+    assert routes._listed(index.latest(1, 0)[0], "eflops")["timings"] is None
     answer = structs.replace(told("q"), spent=spent)
     index.answer(answer, encode(answer), 3000)
-    timings = routes._listed(index.latest(1)[0], "eflops")["timings"]
+    timings = routes._listed(index.latest(1, 0)[0], "eflops")["timings"]
     assert timings == {**structs.asdict(spent), "rest_s": 0.25, "total_s": 2.0}
     assert timings == answer_details.timings(spent, index.timeline("q").total_s)
 
@@ -107,7 +108,7 @@ def test_answer_before_its_query_belongs_to_nobody() -> None:
     index = Index(100)
     index.answer(told("q"), encode(told("q")), 9)
     assert index.find("q") is None
-    assert index.latest(10) == []
+    assert index.latest(10, 0) == []
     assert index.timeline("q").total_s is None
 
 
@@ -132,7 +133,7 @@ def test_the_oldest_are_forgotten() -> None:
     assert 100 <= len(index) <= 102
     assert index.find("q-0") is None
     assert index.find("q-499") is not None
-    assert [seen.query_id for seen in index.latest(2)] == ["q-499", "q-498"]
+    assert [seen.query_id for seen in index.latest(2, 0)] == ["q-499", "q-498"]
     assert index.moves
 
 
@@ -147,7 +148,7 @@ def test_a_key_sees_the_queries_of_its_tenant_alone() -> None:
         (Credential("d", msgspec.structs.replace(entry, scopes=("admin",))), ["nobody's", "theirs"]),
         (Credential(), ["nobody's", "theirs"]),
     ):
-        assert [each.query_id for each in index.latest(10, who.sees)] == seen
+        assert [each.query_id for each in index.latest(10, 0, Filter(who.sees))] == seen
 
 
 def test_withdrawn_feedback_may_be_given_again() -> None:
@@ -183,15 +184,45 @@ def test_queries_are_grouped_by_the_keys_that_the_operator_names(
 ) -> None:
     index = Index(100, group_by=("topic", "grade"))
     index.query(Query(query_id="q", text="?", metadata=metadata), 1)
-    (found,) = index.latest(1)
+    (found,) = index.latest(1, 0)
     assert found.groups == groups
 
 
 def test_a_paired_baseline_is_named_in_the_metadata() -> None:
     index = Index(100)
     index.query(Query(query_id="q", text="?", metadata={"baseline_of": "p"}), 1)
-    (found,) = index.latest(1)
+    (found,) = index.latest(1, 0)
     assert (found.baseline_of, found.arm) == ("p", "control")
+
+
+def test_a_filter_keeps_the_queries_it_names_and_their_baselines() -> None:
+    index = Index(100)
+    for at, (model, tenant) in enumerate((("small", "shop"), ("large", "shop"), ("large", None))):
+        made = decision_for(
+            Query(query_id=f"q-{at}", text="?", tenant=tenant), action=Action(model=model, qp=1, cp=1, bs=1),
+            appended_ms=1000 * at,
+        )  # fmt: skip
+        index.decision(made, encode(made), 0)
+    paired = Query(query_id="b", text="?", tenant="shop", metadata={"baseline_of": "q-0"})
+    index.query(paired, 2500)
+    index.answer(told("q-1"), encode(told("q-1")), 2600)
+
+    def kept(**wanted: Any) -> tuple[list[str], list[str]]:
+        """Return the ids in the list, and those that count."""
+        chosen = Filter(**wanted)
+        of = [index.latest(10, 3000, chosen), asyncio.run(index.all(3000, chosen))]
+        listed, counted = ([each.query_id for each in found] for found in of)
+        return listed, counted
+
+    assert kept() == (["b", "q-2", "q-1", "q-0"],) * 2
+    assert kept(model="small") == (["q-0"], ["b", "q-0"])
+    assert kept(model="large", tenants=("shop",)) == (["q-1"],) * 2
+    assert kept(within_s=2) == (["b", "q-2", "q-1"], ["q-2", "q-1"])
+    assert kept(statuses=("failed",)) == (["q-1"],) * 2
+    assert kept(objective="none") == ([], [])
+    values = index.values()
+    assert (values["tenant"], values["model"]) == ([None, "shop"], ["large", "small"])
+    assert index.values(("shop",))["tenant"] == ["shop"]
 
 
 def test_a_dead_letter_is_sent_again_once() -> None:
@@ -229,7 +260,7 @@ def test_the_index_is_bounded_in_bytes_and_open_queries_stay() -> None:
         index.query(query(f"q{at}"), at)
         if at > 0:
             index.answer(told(f"q{at}"), bytes(1000), at)
-    kept = {listed.query_id for listed in index.latest(1000)}
+    kept = {listed.query_id for listed in index.latest(1000, 0)}
     assert kept >= {"q0", "q99"}
     assert 8 <= len(kept) <= 14
 
@@ -271,7 +302,7 @@ def test_kept_queries_do_not_depend_on_partition_order() -> None:
         for at in partition:
             index.answer(told(f"q{at}"), bytes(100), at)
     assert len(index) <= 12, "although no query came since"
-    assert {each.query_id for each in index.latest(10)} >= {f"q{at}" for at in range(91, 100)}
+    assert {each.query_id for each in index.latest(10, 0)} >= {f"q{at}" for at in range(91, 100)}
 
 
 def test_forgetting_takes_few_steps_per_kept_query() -> None:

@@ -28,6 +28,9 @@ from tests.support.gateway_deployment import Deploy
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: run `make test-page`"
 )
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason="axe is not installed: run `make test-page`"
+)
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -37,10 +40,10 @@ MOST_S = 1.0
 MOST_TRIES = 8
 FAMILIES = ("algebra", "geometry", "counting", None)
 SIGNS = {
-    "now": "td:has-text('algebra')",
+    "overview": "figcaption:has-text('algebra')",
     "ask": "#preview",
-    "query": "table a",
-    "letters": "button:has-text('Retry')",
+    "inspect": "table a",
+    "failures": "button:has-text('Retry')",
 }
 
 
@@ -68,7 +71,9 @@ def model(deploy: Deploy, ask: Callable[..., Query]) -> Any:
 def full(deploy: Deploy, model: Any) -> Any:
     """A gateway with 10,000 queries of ten minutes in its index, control group, changes and dead letters included."""
     topics = model.cluster.topics
-    decisions = [decode(r.value, Decision) for r in model.records(topics.decision)]
+    decisions = sorted(
+        (decode(r.value, Decision) for r in model.records(topics.decision)), key=lambda d: d.seq
+    )
     answers = {r.key: decode(r.value, Answer) for r in model.records(topics.answer)}
     rewards = {
         x.query_id: x
@@ -77,9 +82,7 @@ def full(deploy: Deploy, model: Any) -> Any:
     }
     urls = f"http://127.0.0.1:{model.settings.previews.port}"
     # An executor without work: its heartbeats say that the models are served.
-    found = deploy(
-        ("executor", "gateway"), gateway_recent=12_000, gateway_group_by=("family", "level"), decider_url=urls
-    )
+    found = deploy(("executor", "gateway"), gateway_recent=12_000, decider_url=urls)
 
     def fill(cluster: Cluster) -> None:
         now_ms = cluster.broker.now_ms()
@@ -158,7 +161,7 @@ def test_every_view_is_shown_within_a_second(
 ) -> None:
     errors: list[str] = []
     times = {}
-    for view, sign in {**SIGNS, "query/q-09999": "h2:has-text('Price')"}.items():
+    for view, sign in {**SIGNS, "inspect/q-09999": "h3:has-text('Price')"}.items():
         times[view] = [loaded_s(browser, f"{full.url}/#{view}", sign, errors)]
         while min(times[view]) >= MOST_S and len(times[view]) < MOST_TRIES:
             times[view].append(loaded_s(browser, f"{full.url}/#{view}", sign, errors))
@@ -171,6 +174,23 @@ def test_every_view_is_shown_within_a_second(
     if late and busy > 2 * (os.cpu_count() or 1):
         pytest.skip(f"the machine is too busy to measure on (load {busy:.0f}): {late}")
     assert late == {}
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (360, "light")])
+def test_a_full_overview_is_accessible_and_as_wide_as_its_window(
+    full: Any, browser: Any, width: int, scheme: str
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.goto(full.url)
+    page.wait_for_selector(SIGNS["overview"])
+    page.wait_for_selector("figure.chart >> nth=3")
+    page.click("summary")
+    found = axe.Axe().run(page)
+    assert found.response["violations"] == [], found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
+    assert axe.Axe().run(page).response["violations"] == []
+    page.close()
 
 
 def test_many_viewers_do_not_compare_the_groups_anew(full: Any) -> None:
@@ -196,16 +216,15 @@ def test_screenshots(
     )["id"]
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     for view, sign in SIGNS.items():
-        address = f"{full.url}/#{view}" if view != "query" else f"{full.url}/#query/{wide}"
+        address = f"{full.url}/#{view}" if view != "inspect" else f"{full.url}/#inspect/{wide}"
         page.goto(address)
-        page.wait_for_selector(sign if view != "query" else "h2:has-text('Search')")
+        page.wait_for_selector(sign if view != "inspect" else "h3:has-text('Search')")
         if view == "ask":
             page.goto(f"{model.url}/#ask")
             page.fill("#question", str(ask(2).text))
             page.wait_for_selector("#preview b")
-            page.click("summary")
             page.click("button.main")
-            page.wait_for_selector("h2:has-text('Answer')", timeout=30_000)
+            page.wait_for_selector("article h3:has-text('Time')", timeout=30_000)
         page.wait_for_timeout(600)
-        page.screenshot(path=str(folder / f"page-{view}-{width}.png"), full_page=view != "letters")
+        page.screenshot(path=str(folder / f"page-{view}-{width}.png"), full_page=view != "failures")
     page.close()

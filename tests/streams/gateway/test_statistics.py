@@ -3,12 +3,13 @@
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from streams.gateway.index import Listed
-from streams.gateway.statistics import now, uplift
+from streams.gateway.statistics import now
 
 Row = tuple[str | None, str | None, float | None, float | None]
 
@@ -22,6 +23,11 @@ def answered(at: int, cohort: str, correct: float, eflops: float) -> Listed:
     return listed(
         at, cohort=cohort, randomised=True, status="ok", action="m/1/1/1", correct=correct, cost=eflops
     )
+
+
+def uplift(queries: list[Listed], *, moves: bool = False, paired: bool = False) -> dict[str, Any]:
+    found: dict[str, Any] = now(queries, moves=moves, paired=paired)["uplift"]
+    return found
 
 
 def test_nothing_is_said_of_nothing() -> None:
@@ -74,7 +80,7 @@ def test_whatever_is_known_the_numbers_can_be_sent(rows: list[Row]) -> None:
         )
         for at, (c, s, r, e) in enumerate(rows)
     ]
-    body = orjson.dumps({**now(queries), "uplift": uplift(queries)})
+    body = orjson.dumps(now(queries))
     assert now(queries)["queries"] == len(rows)
     assert b"NaN" not in body
 
@@ -142,15 +148,43 @@ def test_moving_window_says_intervals_hold_for_one_look() -> None:
     assert (whole["moves"], moving["moves"]) == (False, True)
 
 
-def test_what_is_chosen_for_which_pair_of_the_first_two_keys() -> None:
+def test_no_number_disagrees_with_another() -> None:
+    """Whatever the page adds up from one part of the statistics is what another part says."""
     queries = [
-        listed(at, action="big/1/1/1" if at % 4 else "m/1/1/1", groups=groups, correct=1.0, status="ok")
-        for *groups, count in (("algebra", "10", 4), ("algebra", "9", 8), ("code", "1", 4), ("code", None, 9))
-        for at in range(count)
+        listed(
+            at, cohort="control" if at % 5 == 0 else "policy", randomised=at % 7 > 0, groups=(f"f{at % 15}", None),
+            session=f"s{at % 4}" if at % 2 else None, objective="thrift", action=f"m{at % 3}/1/1/1",
+            status=("failed", "cancelled", None, *["ok"] * 9)[at % 12], correct=None if at % 11 == 0 else at % 2,
+            cost=1e9 + at,
+        )
+        for at in range(400, 0, -1)
     ]  # fmt: skip
-    assert now(queries, ["topic"])["crossed"] == []
-    found = now(queries, ["topic", "grade"])["crossed"]
-    assert [(*each["of"], each["queries"]) for each in found] == [
-        ("algebra", "9", 8), ("algebra", "10", 4), ("code", "1", 4),
-    ]  # fmt: skip
-    assert {(each["action"], each["share"]) for each in found} == {("big/1/1/1", 0.75)}
+    found = now(queries, ["topic", "grade"])
+    policy, control = (found["cohorts"][arm] for arm in ("policy", "control"))
+    gain = found["uplift"]
+    assert gain["queries"] == {"policy": policy["queries"], "control": control["queries"]}
+    assert gain["cost_ratio"]["mean"] == pytest.approx(policy["cost"]["mean"] / control["cost"]["mean"])
+    assert gain["accuracy_difference"]["mean"] == pytest.approx(
+        policy["accuracy"]["mean"] - control["accuracy"]["mean"]
+    )
+    last = gain["over_time"][-1]
+    assert {name: gain[name] for name in ("cost_ratio", "accuracy_difference")} | {"at": last["at"]} == last
+    for arm in ("policy", "control"):
+        assert sum(point["queries"] for point in found["series"][arm]) == found["cohorts"][arm]["queries"]
+    chosen = sum(each["queries"] for each in found["choices"])
+    assert chosen == sum(each["queries"] for each in found["by"]["objective"])
+    for kind in found["by"].values():
+        for group in kind:
+            assert sum(each["queries"] for each in group["choices"]) == group["queries"]
+    assert len(found["by"]["topic"]) == 12
+    assert {each["of"] for each in found["by"]["session"]} == {None, "s1", "s3"}
+    assert sum(found["statuses"].values()) == found["queries"] == len(queries)
+
+
+def test_a_filter_by_model_compares_pairs_only() -> None:
+    """The control group is no random sample of the queries for which the policy chose a model."""
+    drawn = [answered(at, "policy", 0.9, 1e9) for at in range(40)] + [
+        answered(at, "control", 0.9, 4e9) for at in range(40, 80)
+    ]
+    assert uplift(drawn)["cost_ratio"] is not None
+    assert uplift(drawn, paired=True)["cost_ratio"] is None

@@ -1,10 +1,10 @@
-// Ask: a question, how much to spend on it, and the search drawn while it runs.
+// Ask: a question, how much to spend on it, what would run and why, and the answers, each with its search while it runs.
 
 import { ask as send, get } from '/static/api.js';
 import { el } from '/static/dom.js';
-import { drawTree, legend } from '/static/tree.js';
+import { story } from '/static/inspect.js';
 import { preview } from '/static/preview.js';
-import { story } from '/static/query.js';
+import { drawTree, legend } from '/static/tree.js';
 
 const PIN = /\/\d+\/\d+\/\d+$/;
 const options = (models) => models.map((m) => el('option', { value: m.id }, m.id));
@@ -18,49 +18,54 @@ export async function ask(view) {
   const reference = el('input', { type: 'text', id: 'reference', autocomplete: 'off' });
   const button = el('button', { class: 'main' }, 'Ask');
   const stop = el('button', { type: 'button', disabled: true }, 'Stop');
-  const status = el('p', { role: 'status', class: 'quiet' });
-  const answer = el('pre', { hidden: true, tabindex: '0' });
-  const search = el('div'), result = el('div');
+  const status = el('p', { role: 'status', class: 'quiet' }), answers = el('div');
   let running = null, events = null;
-  const ahead = preview(() => (text.value.trim() ? body(text.value, slider, model.value, reference.value) : null));
-  for (const input of [text, slider, model]) input.addEventListener('input', ahead.soon);
-  stop.addEventListener('click', () => running?.abort());
-  const run = async (event) => {
-    event.preventDefault();
+  const body = (named = model.value) => request(text.value, slider, named, reference.value);
+  const run = async (named) => {
+    if (running || !text.value.trim()) return;
     button.disabled = true; stop.disabled = false; running = new AbortController();
-    answer.hidden = false; answer.textContent = ''; result.replaceChildren(); search.replaceChildren();
+    const answer = el('pre', { tabindex: '0' }), search = el('div'), heading = el('h2', {}, 'Answer');
+    const mine = el('article', {}, heading, answer, search);
+    answers.prepend(mine);
     status.textContent = 'Waiting for the decision …';
     let id = null;
     try {
-      await send(body(text.value, slider, model.value, reference.value), {
+      await send(body(named), {
         signal: running.signal,
-        onId: (query, action) => { id = query; status.textContent = `Running ${action} …`; events = watch(query, search); },
+        onId: (query, action) => { id = query; heading.textContent = `Answer of ${action}`; status.textContent = `Running ${action} …`; events = watch(query, search); },
         onText: (piece) => { answer.textContent += piece; },
       });
+      const show = async () => {
+        const found = await get(`/v1/queries/${encodeURIComponent(id)}`);
+        heading.textContent = `Answer of ${found.answer?.action ?? 'nothing'}`; // another model's, if the first one failed
+        mine.replaceChildren(heading, ...story(found, show));
+      };
+      await show();
       status.textContent = '';
-      answer.hidden = true;
       ahead.soon();
-      result.replaceChildren(...story(await get(`/v1/queries/${encodeURIComponent(id)}`)));
-      search.replaceChildren();
     } catch (error) {
+      mine.remove();
       status.textContent = error.name === 'AbortError' ? 'Stopped: the search is cancelled.' : error.message;
     } finally {
-      events?.close(); button.disabled = false; stop.disabled = true;
+      events?.close(); running = null; button.disabled = false; stop.disabled = true;
     }
   };
+  const ahead = preview(() => (text.value.trim() ? body() : null), run);
+  for (const input of [text, slider, model]) input.addEventListener('input', ahead.soon);
+  stop.addEventListener('click', () => running?.abort());
   view.replaceChildren(el('h2', {}, 'Ask'),
-    el('form', { onsubmit: run },
+    el('form', { onsubmit: (event) => { event.preventDefault(); run(); } },
       el('label', { for: 'question' }, 'Question'), text,
       el('label', { for: 'spend' }, 'From cheap to right'), slider, el('div', { class: 'ends', 'aria-hidden': 'true' }, el('span', {}, 'cheap'), el('span', {}, 'right')),
-      el('label', { for: 'model' }, 'Model'), model, ahead.place,
+      el('label', { for: 'model' }, 'Model'), model,
       el('label', { for: 'reference' }, 'Right answer, if you know it (never shown to a model)'), reference,
-      el('div', { class: 'row' }, button, stop)),
-    status, answer, search, result);
+      el('div', { class: 'row' }, button, stop, status), ahead.place),
+    answers);
   return () => { running?.abort(); events?.close(); ahead.end(); };
 }
 
 // The slider goes through the paper's four modes: the cost weighs 0.8 at its left end and 0 at its right.
-function body(question, slider, model, reference) {
+function request(question, slider, model, reference) {
   const cost = 0.8 * (1 - slider.value / 100), half = (1 - cost) / 2;
   const uniscale = { weights: { correct: half, score: half, cost } };
   if (model.startsWith('auto:')) delete uniscale.weights;
@@ -72,10 +77,7 @@ function body(question, slider, model, reference) {
 
 function watch(id, place) {
   const events = new EventSource(`/v1/queries/${encodeURIComponent(id)}/events`);
-  events.addEventListener('step', (event) => {
-    const { search } = JSON.parse(event.data);
-    place.replaceChildren(el('h2', {}, 'Search'), legend(), drawTree(search));
-  });
+  events.addEventListener('step', (event) => place.replaceChildren(legend(), drawTree(JSON.parse(event.data).search)));
   events.addEventListener('answer', () => events.close());
   events.addEventListener('error', () => events.close());
   return events;
