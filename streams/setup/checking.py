@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from agents.bandit.errors import CorruptState, PriorRefused
+from agents.catalogue.file import beside_catalogue
 from agents.catalogue.list_prices import SOURCE, list_price
 from agents.catalogue.models import Catalogue, Model, VerifierModel
 from agents.decider.decider import Decider
@@ -70,7 +71,7 @@ def findings_of(settings: Settings) -> list[Finding]:
     return [
         *_file(settings),
         *_money(catalogue),
-        *asyncio.run(_servers(catalogue, hosting_options(settings, catalogue))),
+        *asyncio.run(_servers(settings, catalogue)),
         *_grades(control, settings),
         *_learner(settings, control),
         *_broker(settings, catalogue),
@@ -96,11 +97,17 @@ def _money(catalogue: Catalogue) -> list[Finding]:
 _PATIENCE: Final = Retries(attempts=1)
 
 
-async def _servers(catalogue: Catalogue, options: HostingOptions) -> list[Finding]:
-    options = msgspec.structs.replace(options, retries=_PATIENCE)
-    asked = [_model(each, options) for each in catalogue.models]
+async def _servers(settings: Settings, catalogue: Catalogue) -> list[Finding]:
+    options = msgspec.structs.replace(hosting_options(settings, catalogue), retries=_PATIENCE)
+    fetched = beside_catalogue(Path(settings.catalogue)).fetched
+    asked = [_model(each, options) for each in catalogue.models if each.name != fetched]
     asked += [_verifier(each, options) for each in catalogue.scoring]
-    return [finding for findings in await asyncio.gather(*asked) for finding in findings]
+    found = [finding for findings in await asyncio.gather(*asked) for finding in findings]
+    if fetched is not None:
+        found.append(
+            Finding(f"model {fetched}", "ok", "is fetched and served by `up` or `demo`; not asked here")
+        )
+    return found
 
 
 async def _model(model: Model, options: HostingOptions) -> list[Finding]:

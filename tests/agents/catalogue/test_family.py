@@ -15,6 +15,8 @@ from agents.catalogue.checkpoint import read_architecture
 from agents.catalogue.descriptions import describe_actions, describe_model
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Catalogue, CatalogueError
+from agents.catalogue.search_cost import search_cost
+from schemas.forest import Draft
 
 ROOT = Path(__file__).parents[3]
 
@@ -153,3 +155,21 @@ def test_the_shipped_family_makes_the_mini_catalogue() -> None:
         assert each.architecture.weight_bytes == 4
     for model in catalogue.models:
         assert model.anchors, f"{model.name} has no anchors measured on validation questions"
+
+
+def test_a_pretrained_model_joins_the_shipped_family() -> None:
+    six, seven = (
+        load_catalogue(ROOT / "infra" / "catalogue" / f"{name}.yaml") for name in ("mini", "mini-seven")
+    )
+    assert seven.models[:6] == six.models
+    assert (seven.verifiers, seven.cost_range, seven.hardware) == (
+        six.verifiers,
+        six.cost_range,
+        six.hardware,
+    )
+    assert [action.id for action in uis_space(seven)][168:] == ["smollm2-135m/1/1/1"]
+    assert seven.verified == "some"
+    model = seven.model("smollm2-135m")
+    longest = Draft(parent=-1, depth=1, tokens=model.endpoint.max_output_tokens, finish="length")
+    cost = search_cost(200, [longest], model.architecture, model.architecture, seven.hardware.intensity)
+    assert seven.cost_range.low < cost.eflops < seven.cost_range.high
