@@ -33,7 +33,7 @@ env: $(STAMP) ## Make or renew the environment in .venv
 $(STAMP): $(LOCK) requirements/environment.sh
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash requirements/environment.sh
 
-demo: $(STAMP) ## Stream 210 questions through the whole loop on this machine; writes out/demo/
+demo: $(STAMP) ## Stream 480 questions through the whole loop on this machine; writes out/demo/
 	@$(BIN)/python -m streams demo $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting, types and directions of import

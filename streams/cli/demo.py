@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+import msgspec
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Column, Table
 
+from streams.demo.changes import Counts
+from streams.demo.following import Change, outcome, told
 from streams.demo.paired import sentence
 from streams.demo.run import CONTROLS, QUESTIONS, Demo, run
 from streams.demo.standing import Standing
@@ -37,7 +40,7 @@ _SHOWN = (
 
 
 @click.command()
-@click.option("--questions", "count", type=click.IntRange(min=3), default=210, help="Number of questions.")
+@click.option("--questions", "count", type=click.IntRange(min=3), default=120, help="Number of questions.")
 @click.option(
     "--questions-file",
     "questions",
@@ -74,6 +77,7 @@ _SHOWN = (
     help="Answer from a recording (JSON lines) instead of loading engines.",
 )
 @click.option("--gateway", is_flag=True, help="Also serve the page at UNISCALE_GATEWAY_PORT during the run.")
+@click.option("--no-changes", is_flag=True, help="Leave out the second act, in which the deployment changes.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -82,15 +86,23 @@ _SHOWN = (
 )
 @click.pass_obj
 def demo(
-    settings: Settings, /, objective: str | None, accuracy: float, controls: tuple[str, ...], **options: Any
+    settings: Settings,
+    /,
+    objective: str | None,
+    accuracy: float,
+    controls: tuple[str, ...],
+    no_changes: bool,
+    **options: Any,
 ) -> None:
-    """Run questions through the whole loop on this machine and see the choices improve.
+    """Run questions through the whole loop on this machine, then change it and see the choices follow.
 
     Starts a broker and all services with the six mini models and sends the questions, several at a time. The policy
     chooses a configuration for each question. Its baselines, by default one sample of the largest model and a search
-    with it, get the same questions, and nothing is learned from them. Afterwards the demo audits the log and stops
-    everything it started. It prints the policy's accuracy and cost against each baseline, then the figures, and writes
-    summary.json and report.html. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
+    with it, get the same questions, and nothing is learned from them. Then three things change: the objective, by a
+    command; a model, which becomes worse without notice; and the catalogue, which a model joins. More questions show
+    after how many the choices follow each change. Afterwards the demo audits the log and stops everything it started.
+    It prints the policy's accuracy and cost against each baseline, then the figures, and writes summary.json and
+    report.html. Exits with 1 if a query has no Answer, a change could not be made, or the audit finds a discrepancy.
     """
     console = Console()
     if objective is not None:
@@ -99,21 +111,26 @@ def demo(
     what = Demo(
         accuracy=None if weighted else accuracy,
         controls=() if controls == ("none",) else controls,
+        changes=None if no_changes else Counts(),
         **options,
     )
     with Live(console=console, refresh_per_second=3) as live:
-        summary = run(what, settings, console.print, lambda found: live.update(standings_table(found)))
+
+        def progress(standings: Sequence[Standing], changes: Sequence[Change]) -> None:
+            tables = [standings_table(standings), *([changes_table(changes)] if changes else [])]
+            live.update(Group(*tables))
+
+        summary = run(what, settings, console.print, progress)
     show_demo(summary, console)
     console.print(f"{what.out / 'summary.json'}, {what.out / 'report.html'}")
-    sys.exit(1 if summary["unanswered"] or summary["audit"]["wrong"] else 0)
+    failed = summary["unanswered"] or summary["changes_failed"] or summary["audit"]["wrong"]
+    sys.exit(1 if failed else 0)
 
 
 def standings_table(standings: Sequence[Standing]) -> Table:
     """Return how the policy and its baselines stand, as a table that is drawn again while a run goes on."""
-    unit = standings[1].name if len(standings) > 1 else "a baseline"
-    found = Table(
-        "", *(Column(name, justify="right") for name in ("answered", "right", f"cost, times {unit}"))
-    )
+    columns = (Column(name, justify="right") for name in ("answered", "right", "cost"))
+    found = Table("", *columns, caption=f"cost: times {standings[1].name}" if len(standings) > 1 else None)
     for each in standings:
         right = "–" if each.right is None else f"{each.right:.0%}"
         cost = "–" if each.cost is None else f"{each.cost:.2f}"
@@ -121,10 +138,22 @@ def standings_table(standings: Sequence[Standing]) -> Table:
     return found
 
 
+def changes_table(changes: Sequence[Change]) -> Table:
+    """Return how the choices follow the changes, as a table that is drawn again while a run goes on."""
+    found = Table("change", Column("queries", justify="right"), "the choices follow when", "they followed")
+    for each in changes:
+        open_ = each.closed < each.asked and each.after is None
+        said = "–" if open_ else outcome(each)
+        found.add_row(each.title, f"{each.closed} of {each.asked}", each.condition, said)
+    return found
+
+
 def show_demo(summary: Mapping[str, Any], console: Console) -> None:
     """Print the result of a run: first the gain over the baselines, then the figures."""
     for comparison in summary["comparisons"]:
         console.print(sentence(comparison), style="bold")
+    for each in summary["changes"]:
+        console.print(told(msgspec.convert(each, Change)))
     table = Table("", "", show_header=False)
     for name in _SHOWN:
         value = summary[name]

@@ -1,20 +1,15 @@
 """Compares the policy with baselines: every question is also sent to fixed configurations of the largest model.
 
 A baseline has the same question as its query, is pinned to its control's action, and is not learned from
-(`Query.learn`), so that accuracy and cost are paired by question. To pool runs with different seeds:
-
-    python -m streams.demo.paired out/demo-3/summary.json out/demo-23/summary.json …
+(`Query.learn`), so that accuracy and cost are paired by question.
 """
 
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from schemas.query import Query
 from streams.client.events import Timelines
@@ -80,27 +75,10 @@ def compared(
     return _report([_pair(*each) for each in done], action, seed)
 
 
-def pooled(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the comparisons over several runs. In the bootstrap, a question is drawn with its pairs from all runs.
-
-    Args:
-        summaries: The summary.json of each run.
-
-    Raises:
-        ValueError: a summary has no pairs, or the controls differ.
-    """
-    runs = [summary.get("comparisons", []) for summary in summaries]
-    controls = {tuple(each["control"]["action"] for each in run) for run in runs}
-    if len(controls) != 1 or not all(run and all(each["pairs"] for each in run) for run in runs):
-        raise ValueError("give the summary.json of runs that compared the policy with the same controls")
-    return [
-        _report(
-            [msgspec.convert(pair, Pair) for each in same for pair in each["pairs"]],
-            same[0]["control"]["action"],
-            seed=0,
-        )
-        for same in zip(*runs, strict=True)
-    ]
+def pool(comparisons: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return comparisons with one control as one; the bootstrap draws a question with its pairs from all runs."""
+    pairs = [msgspec.convert(pair, Pair) for each in comparisons for pair in each["pairs"]]
+    return _report(pairs, comparisons[0]["control"]["action"], seed=0)
 
 
 def _report(pairs: Sequence[Pair], action: str, seed: int) -> dict[str, Any]:
@@ -127,7 +105,7 @@ def _report(pairs: Sequence[Pair], action: str, seed: int) -> dict[str, Any]:
     return report
 
 
-def sentence(report: dict[str, Any]) -> str:
+def sentence(report: Mapping[str, Any]) -> str:
     """Return a comparison in one sentence."""
     difference, ratio = report["accuracy_difference"], report["cost_ratio"]
     if difference is None or ratio is None:
@@ -174,8 +152,3 @@ def _means(right: Array, cost: Array) -> dict[str, Any]:
 def _interval(mean: float, draws: Array) -> dict[str, float]:
     low, high = np.percentile(draws, LEVEL)
     return {"mean": mean, "low": float(low), "high": float(high)}
-
-
-if __name__ == "__main__":
-    for comparison in pooled([orjson.loads(Path(name).read_bytes()) for name in sys.argv[1:]]):
-        print(sentence(comparison))  # noqa: T201

@@ -6,32 +6,38 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+import msgspec
+
 from schemas.objective import UNITS
 from streams.client.events import Timelines
 from streams.demo.figures import STYLE, Bar, Line, bars, figure, plot, shares, table
-from streams.demo.paired import named
+from streams.demo.following import WINDOW, Change, told
+from streams.demo.paired import named, sentence
 from streams.timeline import Timeline
 
 FEWEST = 10
 """Fewest questions after which a ratio of total costs is drawn; before that, a single question decides it."""
 
 
-def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
+def render(timelines: Timelines, sent: Sequence[str], summary: Mapping[str, Any]) -> str:
     """Return the HTML page of a run.
 
     Args:
         timelines: The timelines of the run's queries.
+        sent: The ids of the policy's queries in the first act.
         summary: The run's summary, as `streams.demo.run` writes it.
     """
-    policy = sorted(
-        (s for s in timelines.by_id.values() if s.decision and s.closing and s.decision.query.learn),
-        key=lambda s: s.seq,
-    )
+    policy = [
+        timelines.by_id[each]
+        for each in sent
+        if each in timelines.by_id and timelines.by_id[each].decision and timelines.by_id[each].closing
+    ]
     known = [each for each in summary["comparisons"] if each["cost_ratio"] is not None]
     parts = [cost_figure(known, summary["unit"]), accuracy_figure(known)] if known else []
     if known:
         parts.append(saving_figure(known[0]))
     parts.append(choices_figure(policy, summary["models"]))
+    parts += [change_figure(msgspec.convert(each, Change), each["comparison"]) for each in summary["changes"]]
     title = headline(known[0]) if known else "A run of UniScale-Streams"
     return "\n".join(
         [
@@ -180,6 +186,34 @@ def choices_figure(queries: Sequence[Timeline], models: Sequence[str]) -> str:
         message += f": {share[first][top]:.0%} of {first}, {share[last][top]:.0%} of {last}"
     caption = "Which model answered, by kind of question. At the right, how often the answer was right."
     return figure(message, caption, shares({level: share[level] for level in order}, beside, chosen))
+
+
+def change_figure(change: Change, comparison: Mapping[str, Any] | None) -> str:
+    """Return the figure of a change of the second act, and of how the choices followed it."""
+    share = change.name != "objective"
+    caption = f"{change.did}. The choices follow when {change.condition}."
+    if change.name != "joined":
+        caption += (
+            f" In the first act, where nothing changed, that happened by chance after {change.without_change} queries."
+            if change.without_change
+            else " In the first act, where nothing changed, that never happened by chance."
+        )
+    notes = list(change.notes)
+    if comparison is not None and comparison["accuracy_difference"] is not None:
+        notes.append(f"After the change: {sentence(comparison)}")
+    drawn = "<p>too few queries</p>"
+    if len(change.windows) > 1:
+        spoken = f"{change.windows[-1]:.0%}" if share else f"{change.windows[-1]:.2f}"
+        limit = f"{change.threshold:.0%}" if share else f"{change.threshold:.2f}"
+        drawn = plot(
+            [Line(spoken, change.windows, main=True)],
+            ticks={0.0: "0%", 1.0: "100%"} if share else {0.0: "0"},
+            foot=(f"{WINDOW} queries after the change", f"{change.closed}"),
+            mark=(change.threshold, f"at {'most' if change.at_most else 'least'} {limit}"),
+            dot=(change.after - WINDOW, change.windows[change.after - WINDOW]) if change.after else None,
+        )
+    said = "".join(f'<p class="lead">{html.escape(note[0].upper() + note[1:])}</p>' for note in notes)
+    return figure(told(change).removesuffix("."), caption, drawn, said)
 
 
 def measured(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """The demo: it starts a broker and all services, sends questions, several at a time, and summarises the outcome.
 
 It stops everything that it has started. Questions are shuffled with the same mix of levels in each third, so that their
-order cannot look like learning. By default, every question is sent three times: once for the policy, and twice as
-baselines with the controls' configurations, from which nothing is learned.
+order cannot look like learning. By default, every question of the first act is sent three times: once for the policy,
+and twice as baselines with the controls' configurations, from which nothing is learned. The second act (`changes`)
+makes three changes to the running deployment.
 """
 
 import contextlib
@@ -10,20 +11,35 @@ import importlib.util
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any, Literal, Self
 
 import msgspec
 import orjson
 import psutil
 
+from agents.catalogue.models import Catalogue
 from schemas.errors import UniscaleError
+from schemas.query import Query
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
 from streams.client.client import Client
-from streams.client.events import read_timelines
+from streams.client.events import Timelines, read_timelines
 from streams.client.questions import read_questions
 from streams.control_follower import Control, default_objective
+from streams.demo.changes import (
+    OBJECTIVE,
+    ChangeFailed,
+    Counts,
+    Plan,
+    SecondAct,
+    endless,
+    why_not,
+    with_link,
+)
+from streams.demo.following import Change, choices_of
 from streams.demo.paired import baseline_for, compared, named
 from streams.demo.report import render
 from streams.demo.standing import Standing, standings
@@ -75,17 +91,19 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         count: How many questions of the file to send.
         seed: Seed of the order of questions and of every choice.
         policy: The policy; `contextual` starts from the catalogue's prior, if that matches.
-        accuracy: The objective of every query, as in `Query.accuracy`; None for the deployment's default objective.
+        accuracy: The share of the accuracy within reach that the objective of every query asks for; None for the
+            deployment's default objective.
         controls: Actions of the baselines of each question, the main one first; empty for no baselines.
         broker: `embedded`, `kafka` or `auto`.
         recording: Recording to answer from instead of engines; empty to use engines.
         timeout_s: Maximum seconds that a query may take.
         gateway: Whether to serve the gateway's page during the run.
+        changes: Number of queries after each change of the second act; None to leave it out.
     """
 
     out: Path
     questions: Path = QUESTIONS
-    count: int = 210
+    count: int = 120
     seed: int = 3
     policy: str = "contextual"
     accuracy: float | None = 0.98
@@ -94,6 +112,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     recording: str = ""
     timeout_s: float = 1_500.0
     gateway: bool = False
+    changes: Counts | None = Counts()
 
 
 def check_machine(demo: Demo, settings: Settings) -> None:
@@ -125,11 +144,63 @@ def check_machine(demo: Demo, settings: Settings) -> None:
         )
 
 
+@dataclass(frozen=True)
+class FirstAct:
+    """The questions of the first act.
+
+    Attributes:
+        controls: The actions of the baselines, the main one first.
+        queries: The policy's queries.
+        baselines: The baselines of each query, in the order of `controls`.
+    """
+
+    controls: tuple[str, ...]
+    queries: list[Query]
+    baselines: list[list[Query]]
+
+    @classmethod
+    def of(cls, demo: Demo, questions: Sequence[Query]) -> Self:
+        """Choose the questions of a demo."""
+        queries = thirds(questions, demo.count, demo.seed)
+        if demo.accuracy is not None:
+            queries = [msgspec.structs.replace(query, objective=OBJECTIVE) for query in queries]
+        baselines = [
+            [baseline_for(query, action, paired=action == demo.controls[0]) for action in demo.controls]
+            for query in queries
+        ]
+        return cls(demo.controls, queries, baselines)
+
+    @property
+    def sent(self) -> list[Query]:
+        """Return everything to send, each query before its baselines."""
+        return [
+            each for query, own in zip(self.queries, self.baselines, strict=True) for each in (query, *own)
+        ]
+
+    def ids(self, control: int) -> list[str]:
+        """Return the ids of the baselines of one control."""
+        return [own[control].query_id for own in self.baselines]
+
+    @property
+    def parties(self) -> dict[str, list[str]]:
+        """Return the ids of each party's queries, in the order of questions."""
+        parties = {"UniScale-Streams": [query.query_id for query in self.queries]}
+        return parties | {named(action): self.ids(at) for at, action in enumerate(self.controls)}
+
+    def comparisons(self, timelines: Timelines, seed: int) -> list[dict[str, Any]]:
+        """Return the comparison with each baseline."""
+        own = [query.query_id for query in self.queries]
+        return [
+            compared(timelines, list(zip(own, self.ids(at), strict=True)), action=action, seed=seed)
+            for at, action in enumerate(self.controls)
+        ]
+
+
 def run(
     demo: Demo,
     settings: Settings,
     say: Callable[[str], None],
-    progress: Callable[[Sequence[Standing]], None],
+    progress: Callable[[Sequence[Standing], Sequence[Change]], None],
 ) -> dict[str, Any]:
     """Run the demo and return its summary, which is also written to `out`.
 
@@ -137,7 +208,7 @@ def run(
         demo: The configuration.
         settings: The deployment's settings. Each run gets its own prefix, so that two runs on one broker never mix.
         say: Called with a line of text for each stage.
-        progress: Called with how the policy and its baselines stand.
+        progress: Called with how the policy and its baselines stand, and with the changes so far.
 
     Raises:
         DemoCannotRun: a requirement is not met.
@@ -146,37 +217,21 @@ def run(
     """
     check_machine(demo, settings)
     catalogue = Control(settings).catalogue  # fail early if it or an objective is invalid
-    queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
-    if demo.accuracy is not None:
-        queries = [msgspec.structs.replace(query, accuracy=demo.accuracy) for query in queries]
-    baselines = [
-        [baseline_for(query, action, paired=action == demo.controls[0]) for action in demo.controls]
-        for query in queries
-    ]
-    parties = {"UniScale-Streams": [query.query_id for query in queries]} | {
-        named(action): [own[n].query_id for own in baselines] for n, action in enumerate(demo.controls)
-    }
-    every = [each for query, own in zip(queries, baselines, strict=True) for each in (query, *own)]
+    questions = list(read_questions(demo.questions))
+    first = FirstAct.of(demo, questions)
     demo.out.mkdir(parents=True, exist_ok=True)
-    settings = settings.replace(
-        prefix=f"demo-{uuid.uuid4().hex[:6]}.",
-        seed=demo.seed,
-        policy=demo.policy,
-        max_in_flight=IN_FLIGHT,
-        query_partitions=1,
-        state_dir=str(demo.out / "state"),
-        recorded=demo.recording,
-        engine_threads=1,
-        timeout_s=demo.timeout_s,
-    )
+    settings = _settings(demo, settings)
+    changes, reason = _changes(demo, catalogue)
+    if changes is not None:
+        linked = with_link(Path(settings.catalogue), demo.controls[0].partition("/")[0], demo.out)
+        settings = settings.replace(catalogue=str(linked))
     log = demo.out / "services.log"
     log.unlink(missing_ok=True)
     optional = ("gateway",) if demo.gateway else ()
-    if demo.gateway:
-        settings = with_previews(settings)
     deployment = Deployment(
         settings, broker=demo.broker, log_path=log, environ=THREADS, optional=optional, say=say
     )
+    second, failed = None, ""
     with stopped_by_signals(), deployment:
         broker, supervisor = deployment.broker, deployment.supervisor
         say(f"broker: {broker.version} on {broker.bootstrap}")
@@ -189,40 +244,86 @@ def run(
             say(f"the page: http://{settings.gateway.host}:{settings.gateway.port}/")
         with Client(deployment.settings) as client:
             asked = client.ask_all(
-                every,
+                first.sent,
                 rewards=True,
                 timeout_s=demo.timeout_s + 60,
-                progress=lambda sent: progress(standings(parties, sent.rewards)),
+                progress=lambda sent: progress(standings(first.parties, sent.rewards), []),
             )
+            stand = standings(first.parties, asked.rewards)
+            progress(stand, [])
+            if reason:
+                say(f"the second act is left out: {reason}")
+            if changes is not None and demo.accuracy is not None:
+                paid = [asked.rewards[each].cost or 0.0 for each in first.ids(0) if each in asked.rewards]
+                plan = Plan(
+                    catalogue=catalogue,
+                    control=demo.controls[0],
+                    accuracy=demo.accuracy,
+                    counts=changes,
+                    questions=endless(questions, first.queries, demo.seed),
+                    first=choices_of(first.queries, asked.rewards),
+                    unit=fmean(paid),
+                    timeout_s=demo.timeout_s + 60,
+                )
+                second = SecondAct(deployment, client, plan, say, lambda found: progress(stand, found))
+                try:
+                    second.run()
+                except ChangeFailed as error:
+                    failed = str(error)
+                    say(f"the second act ends here: {failed}")
         timelines = read_timelines(deployment.settings, deployment.groups)
         audited = _audited(deployment.settings)
         say(f"audit: {audited.line}")
         for each in audited.discrepancies:
             say(f"audit: wrong: {each['query_id']}: {each['what']}")
     say("services stopped")
+    own = [query.query_id for query in first.queries]
     summary = summarise(
         timelines,
-        [q.query_id for q in queries],
+        own,
         broker=broker.version,
         mode=_mode(demo, settings),
         wall_s=asked.wall_s,
     )
     summary |= {"seed": demo.seed, "questions": demo.questions.name, "unit": catalogue.unit}
     summary["models"] = [model.name for model in sorted(catalogue.models, key=lambda m: m.parameters or 0)]
-    summary["comparisons"] = [
-        compared(
-            timelines,
-            [(query.query_id, own[n].query_id) for query, own in zip(queries, baselines, strict=True)],
-            action=action,
-            seed=demo.seed,
-        )
-        for n, action in enumerate(demo.controls)
-    ]
-    summary["unanswered"] += len(set(asked.missing) & {each.query_id for own in baselines for each in own})
+    summary["comparisons"] = first.comparisons(timelines, demo.seed)
+    summary["changes"] = [] if second is None else second.results(timelines, demo.seed)
+    summary |= {"changes_left_out": reason, "changes_failed": failed}
+    missing = [*asked.missing, *(second.missing if second else [])]
+    summary["unanswered"] += len(set(missing) - set(own))
     summary["audit"] = msgspec.to_builtins(audited)
     (demo.out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-    (demo.out / "report.html").write_text(render(timelines, summary), encoding="utf-8")
+    (demo.out / "report.html").write_text(render(timelines, own, summary), encoding="utf-8")
     return summary
+
+
+def _settings(demo: Demo, settings: Settings) -> Settings:
+    """Return the settings of the demo's deployment."""
+    own = {} if demo.accuracy is None else {OBJECTIVE: {"accuracy": demo.accuracy}}
+    settings = settings.replace(
+        prefix=f"demo-{uuid.uuid4().hex[:6]}.",
+        seed=demo.seed,
+        policy=demo.policy,
+        objectives={**settings.queries.objectives, **own},
+        max_in_flight=IN_FLIGHT,
+        query_partitions=1,
+        state_dir=str(demo.out / "state"),
+        recorded=demo.recording,
+        engine_threads=1,
+        timeout_s=demo.timeout_s,
+    )
+    return with_previews(settings) if demo.gateway else settings
+
+
+def _changes(demo: Demo, catalogue: Catalogue) -> tuple[Counts | None, str]:
+    """Return the second act's numbers of queries, or None; and why it is left out, if the demo asks for it."""
+    if demo.changes is None:
+        return None, ""
+    if demo.accuracy is None:
+        return None, "it needs the objective of --accuracy, which it changes"
+    why = why_not(catalogue, demo.controls[0] if demo.controls else "", demo.recording)
+    return (None, why) if why else (demo.changes, "")
 
 
 def _mode(demo: Demo, settings: Settings) -> str:

@@ -86,7 +86,7 @@ def test_make_demo_leaves_a_summary_and_a_report(
         summary
     )
     assert "of the cost</h1>" in (out / "report.html").read_text()
-    pooled = [sys.executable, "-m", "streams.demo.paired", str(out / "summary.json")]
+    pooled = [sys.executable, "-m", "streams.demo.pooled", str(out / "summary.json")]
     ran = subprocess.run(pooled, cwd=root, capture_output=True, text=True, check=True)
     assert [f" of {named(action)}." in line for action, line in
             zip(CONTROLS, ran.stdout.splitlines(), strict=True)] == [True, True]  # fmt: skip

@@ -51,7 +51,7 @@ COVERED = {
     "python -m bench soak": "test_bench_soak",
     "python -m bench traces": "test_bench_traces",
     "python -m bench ttft": "test_bench_ttft",
-    "python -m streams.demo.paired": "test_demo_command.py",
+    "python -m streams.demo.pooled": "test_demo_command.py",
 }
 """Where each command runs: here or in another file. `tests/test_docs.py` compares them with what the documents name."""
 

@@ -80,8 +80,8 @@ def run_of(count: int, warm_up: int) -> Timelines:
 def summary_of(timelines: Timelines, count: int, *comparisons: dict[str, Any]) -> dict[str, Any]:
     found = summarise(timelines, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
     run = {"seed": 1, "questions": "questions.jsonl", "unit": "eflops", "models": ["small", "large"]}
-    audit = {"queries": count, "discrepancies": [], "pending": []}
-    return found | run | {"audit": audit, "comparisons": list(comparisons)}
+    audit = {"queries": count, "wrong": 0, "discrepancies": [], "pending": []}
+    return found | run | {"audit": audit, "comparisons": list(comparisons), "changes": []}
 
 
 def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:
@@ -104,4 +104,4 @@ def report_of(count: int, right: float, cost: float) -> str:
     against = [
         compared(timelines, ids, action=action, seed=1) for ids, action in ((pairs, SAMPLE), (both, SEARCH))
     ]
-    return render(timelines, summary_of(timelines, count, *against))
+    return render(timelines, [q.query_id for q in queries], summary_of(timelines, count, *against))

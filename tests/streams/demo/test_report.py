@@ -10,7 +10,8 @@ from rich.console import Console
 from schemas.query import Query
 from streams.cli.demo import show_demo, standings_table
 from streams.client.events import QueryEvent, Timelines
-from streams.demo.paired import baseline_for, compared, pooled, sentence
+from streams.demo.paired import baseline_for, compared, sentence
+from streams.demo.pooled import line, pooled
 from streams.demo.report import render
 from streams.demo.standing import Standing, standings
 from streams.demo.summary import summarise
@@ -54,7 +55,7 @@ def test_an_empty_run_is_no_error() -> None:
 
 def test_a_report_without_baselines_shows_the_choices() -> None:
     timelines = run_of(30, 10)
-    page = render(timelines, summary_of(timelines, 30))
+    page = render(timelines, [f"q{n}" for n in range(30)], summary_of(timelines, 30))
     assert page.count("<figure>") == 1
     assert "small got 100% of the questions" in page
     assert "50% of 30 right" in page
@@ -101,18 +102,30 @@ def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
     for n, (query, baseline) in enumerate(zip(queries, baselines, strict=True)):
         outcomes[query.query_id] = (query, float(n % 3 > 0), 10.0 + n)
         outcomes[baseline.query_id] = (baseline, float(n % 2), 40.0)
-    run = {"comparisons": [compared(timelines_of(outcomes), pairs, action=CONTROL, seed=0)] * 2}
-    run = orjson.loads(orjson.dumps(run))
-    one, (both, second) = run["comparisons"][0], pooled([run, run])
+    comparison = compared(timelines_of(outcomes), pairs, action=CONTROL, seed=0)
+    change = {
+        "name": "worse", "title": "large becomes worse", "asked": 60, "condition": "at most 30%", "notes": (),
+        "after": 34, "without_change": None, "comparison": comparison,
+    }  # fmt: skip
+    run = summary_of(timelines_of(outcomes), 40, *[comparison] * 2)
+    run = orjson.loads(orjson.dumps(run | {"changes": [change]}))
+    other_seed = {**run, "seed": 2, "changes": [{**run["changes"][0], "after": None}]}
+    found = pooled([run, other_seed])
+    one, (both, second) = run["comparisons"][0], found["comparisons"]
     assert both == second
     assert both["policy"] == {**one["policy"], "queries": 80}
     # The same questions again teach nothing new, so no interval narrows.
     assert both["accuracy_difference"] == pytest.approx(one["accuracy_difference"])
     assert both["cost_ratio"] == pytest.approx(one["cost_ratio"])
+    assert (found["seeds"], found["queries"], found["audit_wrong"]) == ([1, 2], 80, 0)
+    (pooled_change,) = found["changes"]
+    assert line(pooled_change) == "large becomes worse: the choices followed after 34, not within 60 queries."
+    assert pooled_change["comparison"]["policy"]["queries"] == 80
+    with pytest.raises(ValueError, match="with the same changes"):
+        pooled([run, {**run, "changes": []}])
     other = {**one, "control": {**one["control"], "action": "other/1/1/1"}}
-    empty = {**one, "pairs": []}
     wrongs: list[list[list[Any]]] = [
-        [[one], [other]], [[one], [one, other]], [[one, empty]], [[]], []]  # fmt: skip
+        [[one], [other]], [[one], [one, other]], [[one, {**one, "pairs": []}]], [[]], []]  # fmt: skip
     for wrong in wrongs:
         with pytest.raises(ValueError, match="with the same controls"):
             pooled([{"comparisons": comparisons} for comparisons in wrong])
@@ -189,7 +202,7 @@ def test_the_table_shows_what_is_known_so_far() -> None:
     printed = StringIO()
     rows = [Standing("policy", 4, 3, 0.5, 0.25), Standing("one sample of large", 4, 0, None, None)]
     Console(file=printed, width=100).print(standings_table(rows))
-    assert "cost, times one sample of large" in printed.getvalue()
+    assert "cost: times one sample of large" in printed.getvalue()
     assert [line.split() for line in printed.getvalue().splitlines() if "policy" in line] == [
         ["│", "policy", "│", "3", "of", "4", "│", "50%", "│", "0.25", "│"]
     ]
