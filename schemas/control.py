@@ -269,11 +269,13 @@ class ModelHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
             several times in a row, or the model failed the operator's probe, so it gets no requests for a while.
             failed: it could not be loaded.
         why: The problem; empty if there is none.
+        servers_down: If it has several servers, how many of them get no requests.
     """
 
     model: str
     state: Literal["ready", "loading", "suspended", "failed"]
     why: str = ""
+    servers_down: Count = 0
 
 
 class Heartbeat(Record, frozen=True, kw_only=True, tag="heartbeat.v1"):

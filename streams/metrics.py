@@ -154,6 +154,9 @@ class Metrics:
             "1 while a model is suspended: its endpoint, or the model at the probe question, failed repeatedly",
             "model",
         )
+        self.servers_down = gauge(
+            "servers_down", "Of the servers of a model with several, those that get no queries", "model"
+        )
 
     def _of_http(self) -> None:
         """Add the metrics of the gateway."""

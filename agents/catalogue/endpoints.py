@@ -33,6 +33,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             token ids, or `chat` for any OpenAI-compatible `/v1/chat/completions`, which returns whole answers. The
             attributes from `model` on are only for `chat`.
         url: Base URL of the server, without /v1.
+        urls: Base URLs of several servers of the same model, instead of `url`.
         served_name: The model's name on an http server, if it is not the checkpoint's.
         model: The model's name on a chat server.
         key_env: Environment variable of the executor that contains the API key of a chat server.
@@ -53,6 +54,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     kind: Literal["in-process", "http", "chat"] = "in-process"
     url: str | None = None
+    urls: tuple[str, ...] = ()
     served_name: str | None = None
     model: str = ""
     key_env: str = ""
@@ -70,13 +72,14 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Reject a server without an address, an address that would be ignored, and fields that do not fit the kind."""
-        if self.kind != "in-process" and not (self.url or "").startswith(("http://", "https://")):
-            article = "an http" if self.kind == "http" else "a chat"
-            raise ValueError(f"url is {self.url!r}: {article} endpoint needs one such as http://host:8000")
-        if self.kind == "in-process" and self.url is not None:
-            raise ValueError(
-                f"url is {self.url!r} on an in-process endpoint: set kind to http or drop the url"
-            )
+        if self.kind == "in-process":
+            for field in ("url", "urls"):
+                if given := getattr(self, field):
+                    raise ValueError(
+                        f"{field} is {given!r} on an in-process endpoint: set kind to http or drop the {field}"
+                    )
+        else:
+            self._check_urls()
         if self.kind == "chat":
             self._check_chat()
         elif own := self.of_chat:
@@ -86,9 +89,26 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"is for kind chat, not {self.kind}: drop it, or set kind to chat",
             )
 
+    def _check_urls(self) -> None:
+        if self.url is not None and self.urls:
+            raise InvalidField(
+                "Endpoint", "urls", "is given beside url: give one server as url, or all as urls"
+            )
+        given = {f"urls[{at}]": url for at, url in enumerate(self.urls)} or {"url": self.url or ""}
+        for field, url in given.items():
+            if not url.startswith(("http://", "https://")):
+                article = "an http" if self.kind == "http" else "a chat"
+                why = f"is {url or None!r}: {article} endpoint needs one such as http://host:8000"
+                raise ValueError(f"{field} {why}")
+            if url.rstrip("/").endswith("/chat/completions"):
+                raise InvalidField(
+                    "Endpoint", field, "ends in /chat/completions: give it up to and without /v1"
+                )
+        servers = [url.rstrip("/").removesuffix("/v1") for url in self.urls]
+        if twice := [url for at, url in enumerate(servers) if url in servers[:at]]:
+            raise InvalidField("Endpoint", "urls", f"holds {twice[0]} twice: keep one")
+
     def _check_chat(self) -> None:
-        if (self.url or "").rstrip("/").endswith("/chat/completions"):
-            raise InvalidField("Endpoint", "url", "ends in /chat/completions: give it up to and without /v1")
         if not self.model:
             raise InvalidField("Endpoint", "model", "is missing: give the model's name at the server")
         if self.served_name is not None:
@@ -108,6 +128,11 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 )
 
     @property
+    def servers(self) -> tuple[str, ...]:
+        """Return the base URLs of the model's servers; empty for an in-process endpoint."""
+        return self.urls or (() if self.url is None else (self.url,))
+
+    @property
     def of_chat(self) -> dict[str, Any]:
         """Return the chat-only fields (`kind: chat`) that differ from their defaults, keyed by name."""
         return {name: mine for name, usual in _OF_CHAT.items() if (mine := getattr(self, name)) != usual}
@@ -116,7 +141,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _OF_CHAT: dict[str, Any] = {
     each.name: each.default_factory() if each.default is msgspec.NODEFAULT else each.default
     for each in msgspec.structs.fields(Endpoint)
-    if each.name not in ("kind", "url", "served_name")
+    if each.name not in ("kind", "url", "urls", "served_name")
 }
 
 # A chat endpoint's settings, which replace those of a model that is searched step by step.

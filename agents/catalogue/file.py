@@ -285,7 +285,8 @@ def with_list_price(entry: dict[str, Any]) -> dict[str, Any]:
             "price",
             "is auto, which works only for hosted models (endpoint.kind: chat): give USD per million tokens",
         )
-    price = list_price(str(endpoint.get("url")), str(endpoint.get("model")))
+    url = endpoint.get("url") or next(iter(endpoint.get("urls") or ()), None)
+    price = list_price(str(url), str(endpoint.get("model")))
     return {**entry, "price": {**msgspec.structs.asdict(price), "source": SOURCE}}
 
 

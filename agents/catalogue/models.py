@@ -195,6 +195,12 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return lacking.isdisjoint(required)
 
     @property
+    def base(self) -> str:
+        """Return the name that the efforts of one entry share (NAME of NAME.EFFORT); empty if this is no effort."""
+        base = self.name.removesuffix(f".{self.effort}")
+        return base if self.effort and base != self.name else ""
+
+    @property
     def rate(self) -> Rate:
         """Return what the model charges: its token prices, or its price factor."""
         return self.price_factor if self.price is None else self.price.plain
@@ -434,8 +440,11 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 del model["effort"]
         del plain["grader"]
         for each in (*plain["models"], *plain["verifiers"]):
+            if not each["endpoint"]["urls"]:
+                del each["endpoint"]["urls"]
             if (endpoint := each["endpoint"])["kind"] != "chat":  # likewise for the fields of chat endpoints
-                each["endpoint"] = {name: endpoint[name] for name in ("kind", "url", "served_name")}
+                own = ("kind", "url", "urls", "served_name")
+                each["endpoint"] = {name: endpoint[name] for name in own if name in endpoint}
         content = msgspec.json.encode(plain, order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
 

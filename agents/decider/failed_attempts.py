@@ -110,17 +110,19 @@ class PreviousAttempts:
         return all(most is None or spent < most for most, spent in bounds)
 
     def excluded_models(self, catalogue: Catalogue, usable: Collection[str]) -> frozenset[str]:
-        """Return the models to exclude: those that failed, and all others on a server that was at fault.
+        """Return the models to exclude: those that failed, and all others whose every server was at fault.
 
         Args:
             catalogue: The models.
             usable: Models that the query could use otherwise. If none would remain, only failed models are excluded.
         """
-        servers = {model.name: urlsplit(model.endpoint.url or "").netloc for model in catalogue.models}
+        servers = {
+            model.name: {urlsplit(url).netloc for url in model.endpoint.servers} for model in catalogue.models
+        }
         failed = frozenset(each.action.model for each in self.earlier)
         ours = (each.action.model for each in self.earlier if each.fault == "infrastructure")
-        at_fault = {servers.get(name, "") for name in ours} - {""}
-        siblings = frozenset(name for name, server in servers.items() if server in at_fault)
+        at_fault = {server for name in ours for server in servers.get(name, ())}
+        siblings = frozenset(name for name, own in servers.items() if own and own <= at_fault)
         return failed | siblings if set(usable) - failed - siblings else failed
 
 

@@ -11,9 +11,9 @@ from msgspec import Struct
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
 from agents.serving.chat_stream import ChatStream
-from agents.serving.engine import Drafted, OnText, Prefix, check_seeds
+from agents.serving.engine import Drafted, OnText, Prefix, check_seeds, conversation_of
 from agents.serving.errors import ContentFilteredError, EngineReplyError, RequestRefusedError, ServingError
-from agents.serving.http import JsonServer, T, all_of
+from agents.serving.http import Sender, T, all_of
 from schemas.chat import ChatOptions, UpstreamChoice
 from schemas.errors import InvalidField
 from schemas.forest import Count, Finish
@@ -42,13 +42,13 @@ class ChatEngine:
     """Answers with a model behind chat completions. Closing the engine closes its connections to the server.
 
     Args:
-        server: The server.
+        server: The server, or several of the same model.
         model: The model's name in the catalogue.
         endpoint: The endpoint in the model's catalogue entry.
         instruction: A system message for conversations without one.
     """
 
-    def __init__(self, server: JsonServer, model: str, endpoint: Endpoint, *, instruction: str = "") -> None:
+    def __init__(self, server: Sender, model: str, endpoint: Endpoint, *, instruction: str = "") -> None:
         self.model = model
         self.served = Served(name="chat", model=endpoint.model)
         self._server, self._endpoint, self._instruction = server, endpoint, instruction
@@ -113,6 +113,7 @@ class ChatEngine:
             body,
             lambda reply: _drafts(reply, self.model, n, prefix.whole, bills),
             None if on_text is None else lambda: ChatStream(f"{PATH}: {self.model}", on_text),
+            conversation=conversation_of(prefix.messages),
         )
 
     def _asked(self, options: ChatOptions | None) -> dict[str, Any]:

@@ -66,6 +66,18 @@ class Prefix(Struct, frozen=True, kw_only=True):
     whole: bool = False
 
 
+def conversation_of(messages: Sequence[Message]) -> bytes:
+    """Return an identity of a conversation that is the same in all its turns: a digest of its beginning.
+
+    >>> first = Message(role="user", content="How much is 2 plus 3?")
+    >>> later = first, Message(role="assistant", content="5"), Message(role="user", content="And 4?")
+    >>> conversation_of([first]) == conversation_of(later)
+    True
+    """
+    last = next((at for at, each in enumerate(messages) if each.role == "user"), len(messages))
+    return digest(tuple(messages[: last + 1]))
+
+
 class Engine(Protocol):
     """One model that drafts steps.
 

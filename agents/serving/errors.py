@@ -38,9 +38,11 @@ class ServingError(UniscaleError):
 
     Attributes:
         billed: Tokens billed by an upstream for replies that this error discards; None if unknown.
+        server: Base URL of the server that raised it, if the model has several; empty otherwise.
     """
 
     billed: Billed | None = None
+    server: str = ""
 
     retryable: ClassVar[bool] = False
     fatal: ClassVar[bool] = False

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import httpx
 import msgspec
@@ -20,6 +20,7 @@ from agents.serving.engine import (
     OnText,
     Prefix,
     check_seeds,
+    conversation_of,
     finish_of,
 )
 from agents.serving.errors import (
@@ -172,6 +173,7 @@ class JsonServer:
             server counts as having answered only if nothing was wrong. The breaker limits how often the question is
             sent.
         why: Why the last readiness check failed.
+        barred: Why the model here fails the operator's probe; empty if it does not, or the server is the only one.
     """
 
     def __init__(
@@ -183,7 +185,7 @@ class JsonServer:
     ) -> None:
         self.settings = settings
         self.breaker = breaker or Breaker(time.monotonic)
-        self.answered, self.why = asyncio.Event(), ""
+        self.answered, self.why, self.barred = asyncio.Event(), "", ""
         self.first: Callable[[], Coroutine[Any, Any, str]] | None = None
         self._asking: asyncio.Task[str] | None = None
         self._sleep = sleep
@@ -211,6 +213,9 @@ class JsonServer:
         body: dict[str, Any],
         read: Callable[[dict[str, Any]], T],
         streamed: Callable[[], EventStream] | None = None,
+        *,
+        conversation: bytes = b"",
+        retries: Retries | None = None,
     ) -> T:
         """Send a request and return the server's JSON reply as parsed by `read`.
 
@@ -220,6 +225,8 @@ class JsonServer:
             read: Parses the reply; raises EngineReplyError if it is invalid. Only a reply that it accepts counts as a
                 success of the endpoint.
             streamed: Makes a reader for the reply, if `body` asks for a stream. Plain JSON is accepted too.
+            conversation: As for `Replicas.post`; ignored here, because there is only this server.
+            retries: Number of attempts, and the pauses between them; by default as in the settings.
 
         Raises:
             RequestRefusedError: The server refuses this request (400, 413, 422).
@@ -233,13 +240,23 @@ class JsonServer:
         try:
             return await retrying(
                 lambda: self._attempt(path, content, read, streamed() if streamed is not None else None),
-                self.settings.retries,
+                retries or self.settings.retries,
                 sleep=self._sleep,
             )
         finally:
             self._callers -= 1
             if not self._callers:
                 self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of requests that have no reply yet."""
+        return self._callers
+
+    @property
+    def takes_queries(self) -> bool:
+        """Return whether queries may be sent here: it has answered, its breaker is not open and it is not barred."""
+        return self.answered.is_set() and not self.barred and self.breaker.state != "open"
 
     async def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path, requested once and regardless of the breaker.
@@ -413,6 +430,26 @@ class JsonServer:
             return reply.status_code, reply.headers, b"".join(parts)
 
 
+class Sender(Protocol):
+    """A model's server, or several servers of the same model."""
+
+    async def post(
+        self,
+        path: str,
+        body: dict[str, Any],
+        read: Callable[[dict[str, Any]], T],
+        streamed: Callable[[], EventStream] | None = None,
+        *,
+        conversation: bytes = b"",
+    ) -> T:
+        """Send a request; see `JsonServer.post`."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
 class _Silence:
     """Total time that requests have waited since the endpoint last answered one; idle time does not count."""
 
@@ -505,7 +542,7 @@ class HttpEngine:
     """Drafts steps with a model on a server. Closing the engine closes its connections to the server.
 
     Args:
-        server: The server.
+        server: The server, or several of the same model.
         model: The model's name in the catalogue.
         prompts: The model's chat template, from a local copy of its tokenizer.
         context_tokens: The server's limit on prompt plus output.
@@ -515,7 +552,7 @@ class HttpEngine:
 
     def __init__(
         self,
-        server: JsonServer,
+        server: Sender,
         model: str,
         prompts: ChatPrompts,
         *,
@@ -578,6 +615,7 @@ class HttpEngine:
             body,
             lambda reply: _choice(reply, self.model, plan.max_tokens),
             None if on_text is None else lambda: CompletionStream(f"/v1/completions: {self.model}", on_text),
+            conversation=conversation_of(plan.prefix.messages),
         )
         finish = finish_of(choice.finish_reason, choice.stop_reason, sampling.delimiter)
         return self._continuer.draft(plan, text=choice.text, finish=finish, token_ids=choice.token_ids or ())

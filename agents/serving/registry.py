@@ -3,21 +3,22 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import msgspec
 
 from agents.catalogue.models import Model, VerifierModel
 from agents.serving.chat_engine import ChatEngine
-from agents.serving.circuit_breaker import Breaker
 from agents.serving.engine import Engine
 from agents.serving.errors import EndpointSuspendedError, EngineDiedError, EngineStartError, ServingError
 from agents.serving.health_checks import Prober, ProbeRules, ask, first_token
-from agents.serving.http import HttpEngine, JsonServer, Keys, ServerSettings
+from agents.serving.http import HttpEngine, JsonServer, Keys, Sender, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import RecordedEngine, Recording
+from agents.serving.replicas import Replicas
 from agents.serving.retries import Retries
 from agents.serving.vllm_engine import VllmEngine
 from agents.serving.vllm_host import EngineHost
@@ -46,22 +47,34 @@ before any query, so an engine that crashes on everything crashes then, and no c
 
 @dataclass(frozen=True)
 class Loaded:
-    """The engine of a loaded model, and its server if the model is remote."""
+    """The engine of a loaded model, and its server if the model is remote.
+
+    Attributes:
+        engine: The engine.
+        server: Its server; None if the model runs in this process or has several servers.
+        replicas: If the model has several servers, each with an engine that asks it alone, for probes.
+    """
 
     engine: Engine
     server: JsonServer | None = None
+    replicas: "tuple[Loaded, ...]" = ()
 
     @property
-    def breaker(self) -> Breaker | None:
-        """Return the breaker of the model's endpoint; None if the model is not remote."""
-        return self.server.breaker if self.server is not None else None
+    def each(self) -> "tuple[Loaded, ...]":
+        """Return the replicas; the model itself if it has only one."""
+        return self.replicas or (self,)
+
+    @property
+    def servers(self) -> tuple[JsonServer, ...]:
+        """Return the model's servers; empty if it runs in this process."""
+        return tuple(each.server for each in self.each if each.server is not None)
 
 
 @dataclass
 class _Place:
     entry: Model
     task: "asyncio.Task[Loaded]" = field(init=False)
-    prober: Prober | None = None  # once it is loaded
+    probers: list[Prober] = field(default_factory=list)  # one for each replica, once the model is loaded
     ended_s: float | None = None
     why: str = field(default="")
 
@@ -118,24 +131,32 @@ class ModelRegistry:
         self.want([model])
         place = self._places[model.name]
         loaded = await asyncio.shield(place.task)
-        if loaded.server is not None:
-            await _answered(model.name, loaded.server)
-        if place.prober is not None and place.prober.suspended:
+        if loaded.servers:
+            await _answered(model.name, loaded.servers)
+        if place.probers and all(each.suspended for each in place.probers):
             raise EndpointSuspendedError(
-                f"{model.name}: is not asked before it passes a probe: {place.prober.why}"
+                f"{model.name}: is not asked before it passes a probe: {place.probers[0].why}"
             )
         return loaded.engine
 
-    async def verdict(self, model: str) -> Probe | None:
-        """Return the result of a model's recent or new probe; None if there is none (see `Prober.verdict`)."""
+    async def verdict(self, model: str, server: str = "") -> Probe | None:
+        """Return the result of a model's recent or new probe; None if there is none (see `Prober.verdict`).
+
+        Args:
+            model: The model.
+            server: If the model has several servers, the one to probe (`ServingError.server`).
+        """
         place = self._places.get(model)
-        return None if place is None or place.prober is None else await place.prober.verdict()
+        if place is None or not place.probers:
+            return None
+        urls = [each.settings.url for each in place.task.result().servers]
+        return await place.probers[urls.index(server) if server in urls else 0].verdict()
 
     def suspect(self, model: str) -> None:
-        """Schedule a probe of a model that failed a query."""
+        """Schedule a probe of a model that failed a query, at each of its servers."""
         place = self._places.get(model)
-        if place is not None and place.prober is not None:
-            place.prober.suspect()
+        for prober in () if place is None else place.probers:
+            prober.suspect()
 
     async def settled(self) -> None:
         """Wait until every model is ready or has failed.
@@ -158,7 +179,7 @@ class ModelRegistry:
         """Check endpoints that have not answered yet or whose breaker is half-open; start the probes that are due."""
         for prober in self._probers():
             prober.tick()
-        servers = [each.server for each in self._ready() if each.server is not None]
+        servers = [server for each in self._ready() for server in each.servers]
         await asyncio.gather(*(ask() for server in servers for ask in (server.knock, server.probe)))
 
     def health(self) -> tuple[ModelHealth, ...]:
@@ -178,20 +199,14 @@ class ModelRegistry:
         model = place.entry
         async with self._one:
             if before is not None and _is_ready(before.task):
-                if before.prober is not None:
-                    await before.prober.close()
+                for prober in before.probers:
+                    await prober.close()
                 loaded = before.task.result()
                 self._replaced[loaded] = asyncio.create_task(self._close_idle(loaded))
             try:
                 loaded = await self._load(model)
                 await _ask(loaded, model, self._probes)
-                place.prober = Prober(
-                    loaded.engine,
-                    lambda: place.entry.sampling,
-                    self._probes,
-                    self._clock,
-                    lambda passed: self.probed(model.name, passed),
-                )
+                place.probers = [self._prober(place, each) for each in loaded.each]
                 return loaded
             except Exception as error:
                 place.ended_s, place.why = self._clock(), f"{type(error).__name__}: {error}"[:MAX_WHY]
@@ -200,10 +215,19 @@ class ModelRegistry:
                     raise
                 raise EngineStartError(f"{model.name}: {type(error).__name__}: {error}") from error
 
+    def _prober(self, place: _Place, replica: Loaded) -> Prober:
+        def told(passed: bool) -> None:
+            if replica.server is not None:
+                replica.server.barred = prober.why if prober.suspended else ""
+            self.probed(place.entry.name, passed)
+
+        prober = Prober(replica.engine, lambda: place.entry.sampling, self._probes, self._clock, told)
+        return prober
+
     async def _close_idle(self, loaded: Loaded) -> None:
         """Close a replaced engine once its requests in flight are answered."""
-        if loaded.server is not None:
-            await loaded.server.idle()
+        for server in loaded.servers:
+            await server.idle()
         await loaded.engine.close()
         del self._replaced[loaded]
 
@@ -211,7 +235,7 @@ class ModelRegistry:
         return place.ended_s is not None and self._clock() - place.ended_s >= self._retry_s
 
     def _probers(self) -> list[Prober]:
-        return [place.prober for place in self._places.values() if place.prober is not None]
+        return [prober for place in self._places.values() for prober in place.probers]
 
     def _ready(self) -> list[Loaded]:
         return [place.task.result() for place in self._places.values() if _is_ready(place.task)]
@@ -221,14 +245,30 @@ class ModelRegistry:
             return ModelHealth(model=name, state="loading")
         if not _is_ready(place.task):
             return ModelHealth(model=name, state="failed", why=place.why)
-        server, breaker = place.task.result().server, place.task.result().breaker
-        if server is not None and not server.answered.is_set():
-            return ModelHealth(model=name, state="loading", why=server.why[:MAX_WHY])
-        if breaker is not None and breaker.state == "open":
-            return ModelHealth(model=name, state="suspended", why=breaker.why[:MAX_WHY])
-        if place.prober is not None and place.prober.suspended:
-            return ModelHealth(model=name, state="suspended", why=place.prober.why[:MAX_WHY])
-        return ModelHealth(model=name, state="ready")
+        replicas = place.task.result().each
+        found = [_state(each.server, prober) for each, prober in zip(replicas, place.probers, strict=True)]
+        states = [state for state, _ in found]
+        why = "; ".join(why for _, why in found if why)
+        down = 0 if len(found) == 1 else len(found) - states.count("ready")
+        if down:
+            why = f"{down} of {len(found)} servers get no queries: {why or 'no reply yet'}"
+        state = next(each for each in _BEST if each in states)
+        return ModelHealth(model=name, state=state, why=why[:MAX_WHY], servers_down=down)
+
+
+State = Literal["ready", "suspended", "loading"]
+
+_BEST: tuple[State, ...] = ("ready", "suspended", "loading")
+"""The state of a model is the first of these that one of its replicas has."""
+
+
+def _state(server: JsonServer | None, prober: Prober) -> tuple[State, str]:
+    """Return the state of one replica, and why it is not ready."""
+    if server is not None and not server.answered.is_set():
+        return "loading", server.why
+    if server is not None and server.breaker.state == "open":
+        return "suspended", server.breaker.why
+    return ("suspended", prober.why) if prober.suspended else ("ready", "")
 
 
 async def _ask(loaded: Loaded, model: Model, rules: ProbeRules) -> None:
@@ -237,7 +277,7 @@ async def _ask(loaded: Loaded, model: Model, rules: ProbeRules) -> None:
     Raises:
         EngineStartError: The engine crashed.
     """
-    if loaded.server is not None:
+    if loaded.servers:
         return  # a remote engine cannot crash this process
     try:
         await ask(loaded.engine, model.sampling, rules, step_id="first question", max_tokens=_FIRST_TOKENS)
@@ -247,20 +287,23 @@ async def _ask(loaded: Loaded, model: Model, rules: ProbeRules) -> None:
         pass  # it did not crash
 
 
-async def _answered(name: str, server: JsonServer) -> None:
-    """Wait until a server has answered this process once.
+async def _answered(name: str, servers: Sequence[JsonServer]) -> None:
+    """Wait until one of a model's servers has answered this process once.
 
     Raises:
-        EndpointSuspendedError: It has not answered within `FIRST_ANSWER_S`.
+        EndpointSuspendedError: None has answered within `FIRST_ANSWER_S`.
     """
+    if any(each.answered.is_set() for each in servers):
+        return
+    waiting = [asyncio.create_task(each.answered.wait()) for each in servers]
     try:
-        async with asyncio.timeout(FIRST_ANSWER_S):
-            await server.answered.wait()
-    except TimeoutError as error:
-        why = server.why or "no reply yet"
-        raise EndpointSuspendedError(
-            f"{name}: its server has not answered for {FIRST_ANSWER_S:g} s: {why}"
-        ) from error
+        done, _ = await asyncio.wait(waiting, timeout=FIRST_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
+    if not done:
+        why = "; ".join(each.why for each in servers if each.why) or "no reply yet"
+        raise EndpointSuspendedError(f"{name}: its server has not answered for {FIRST_ANSWER_S:g} s: {why}")
 
 
 def _is_ready(task: "asyncio.Task[Loaded]") -> bool:
@@ -340,14 +383,17 @@ def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> Hoste
     )
 
 
-def server_of(entry: Model | VerifierModel, options: HostingOptions) -> JsonServer:
-    """Return a client for the server in an entry's endpoint.
+def servers_of(entry: Model | VerifierModel, options: HostingOptions) -> tuple[JsonServer, ...]:
+    """Return a client for each server in an entry's endpoint.
 
     Raises:
         EngineStartError: The key that the entry names is not set.
     """
+    return tuple(_server(entry, url, options) for url in entry.endpoint.servers)
+
+
+def _server(entry: Model | VerifierModel, url: str, options: HostingOptions) -> JsonServer:
     endpoint = entry.endpoint
-    url = endpoint.url or ""
     key = options.keys.of(url, endpoint.key_env)
     if endpoint.key_env and not key:
         raise EngineStartError(
@@ -367,6 +413,11 @@ def server_of(entry: Model | VerifierModel, options: HostingOptions) -> JsonServ
             connections=4 * entry.engine.max_sequences,
         )
     )
+
+
+def one_of(servers: Sequence[JsonServer], entry: Model | VerifierModel) -> Sender:
+    """Return an entry's only server, or its servers as one."""
+    return servers[0] if len(servers) == 1 else Replicas(servers, entry.engine.max_sequences)
 
 
 def served_name(entry: Model | VerifierModel) -> str:
@@ -455,27 +506,38 @@ class GroupEngines(ModelRegistry):
 
 
 async def connected(model: Model, options: HostingOptions) -> Loaded:
-    """Return the engine of a model on a server. A chat endpoint is ready once it has generated one token.
+    """Return the engine of a model on one or several servers. A chat endpoint is ready once it has generated one token.
 
     Raises:
         EngineStartError: The key that the entry names is not set, or the tokenizer cannot be read.
     """
-    server = server_of(model, options)
+    servers = servers_of(model, options)
     if model.endpoint.kind == "chat":
-        engine = ChatEngine(server, model.name, model.endpoint, instruction=options.instruction)
-        server.first = lambda: first_token(engine, model.sampling, options.probes)
-        return Loaded(engine, server)
-    # Reading a tokenizer takes seconds; searches with other models continue meanwhile.
-    prompts = await asyncio.to_thread(prompts_of, model, options)
-    searched = HttpEngine(
-        server,
-        model.name,
-        prompts,
-        context_tokens=model.engine.context_tokens,
-        served_name=served_name(model),
-        instruction=options.instruction,
-    )
-    return Loaded(searched, server)
+
+        def engine_at(server: Sender) -> ChatEngine | HttpEngine:
+            return ChatEngine(server, model.name, model.endpoint, instruction=options.instruction)
+
+    else:
+        # Reading a tokenizer takes seconds; searches with other models continue meanwhile.
+        prompts = await asyncio.to_thread(prompts_of, model, options)
+
+        def engine_at(server: Sender) -> ChatEngine | HttpEngine:
+            return HttpEngine(
+                server,
+                model.name,
+                prompts,
+                context_tokens=model.engine.context_tokens,
+                served_name=served_name(model),
+                instruction=options.instruction,
+            )
+
+    replicas = tuple(Loaded(engine_at(server), server) for server in servers)
+    for each, server in zip(replicas, servers, strict=True):
+        if model.endpoint.kind == "chat":
+            server.first = partial(first_token, each.engine, model.sampling, options.probes)
+    if len(replicas) == 1:
+        return replicas[0]
+    return Loaded(engine_at(one_of(servers, model)), replicas=replicas)
 
 
 def hosted_engine(model: Model, options: HostingOptions, host: EngineHost) -> VllmEngine:

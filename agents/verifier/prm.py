@@ -18,15 +18,16 @@ from agents.serving.errors import (
     PromptTooLongError,
     ServingError,
 )
-from agents.serving.http import JsonServer
+from agents.serving.http import Sender
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import Recording
 from agents.serving.registry import (
     HostingOptions,
     load_into,
+    one_of,
     prompts_of,
     served_name,
-    server_of,
+    servers_of,
     start_host,
 )
 from agents.serving.retries import USUAL, Retries, retrying, within
@@ -293,11 +294,11 @@ class HttpRows:
     """Rows from a server's `/pooling` (vLLM). Closing the source closes the connections to the server.
 
     Args:
-        server: The server.
+        server: The server, or several of the same model.
         model: Name of the model on the server.
     """
 
-    def __init__(self, server: JsonServer, model: str) -> None:
+    def __init__(self, server: Sender, model: str) -> None:
         self._server = server
         self._model = model
 
@@ -378,7 +379,10 @@ async def start_verifier(
     if entry.endpoint.kind == "http":
         host = None
         served = Served(name="http-pooling", model=entry.name)
-        source = HttpRows(server_of(entry, options), served_name(entry))
+        servers = servers_of(entry, options)
+        for each in servers:
+            each.answered.set()  # nothing asks a verifier whether it is up
+        source = HttpRows(one_of(servers, entry), served_name(entry))
     else:
         owns_host = host is None
         host = host or await start_host(options)

@@ -57,7 +57,7 @@ def list_models(settings: Settings) -> None:
             m.name,
             m.group,
             f"{m.parameters:,}" if m.parameters else "–",
-            m.endpoint.url or m.endpoint.kind,
+            ", ".join(m.endpoint.servers) or m.endpoint.kind,
             m.verifier or found.catalogue.verifier,
             rate_in_words(m.rate),
         )

@@ -151,8 +151,11 @@ class ExecutorService(KeyedService[None]):
         self, next_: Job | Answer, at: ConsumerRecord, chunks: AnswerChunks
     ) -> SearchStep | Answer:
         done = await self._run_step(next_, chunks) if isinstance(next_, Job) else next_
-        if isinstance(done, SearchStep) and at.identity in self.runtime.interrupted:
-            self._count_repeated(done)
+        if at.identity in self.runtime.interrupted:
+            if isinstance(done, SearchStep):
+                self._count_repeated(done)
+            elif isinstance(next_, Job) and next_.billed is None and done.billed is not None:
+                self._count_billed(next_.action.model, done.billed.input, done.billed.output)
         return done
 
     def _final_record(self, answer: Answer, chunks: AnswerChunks) -> Outgoing:
@@ -249,7 +252,7 @@ class ExecutorService(KeyedService[None]):
             return None
         left_s = time_left_s(job, self.runtime.clock.now_ms())
         with contextlib.suppress(DeadlinePassedError):
-            return await within(left_s, self.engines.verdict(job.action.model), job.query_id)
+            return await within(left_s, self.engines.verdict(job.action.model, error.server), job.query_id)
         return None
 
     def _after_step_sent(self, step: SearchStep) -> None:
@@ -265,9 +268,12 @@ class ExecutorService(KeyedService[None]):
         """Count the tokens of a step that may already have been generated, and billed, for a process that died."""
         forest, billed = step.forest, step.billed
         output = sum(forest.drafts[at].tokens for at in forest.pending) if billed is None else billed.output
-        counter, model = self.runtime.metrics.repeated_tokens, forest.action.model
-        counter.labels(model, "input").inc(forest.prompt_tokens if billed is None else billed.input)
-        counter.labels(model, "output").inc(output)
+        prompts = forest.prompt_tokens if billed is None else billed.input
+        self._count_billed(forest.action.model, prompts, output)
+
+    def _count_billed(self, model: str, prompts: int, output: int) -> None:
+        self.runtime.metrics.repeated_tokens.labels(model, "input").inc(prompts)
+        self.runtime.metrics.repeated_tokens.labels(model, "output").inc(output)
 
     async def _generate(self, job: Job, on_text: OnText | None) -> SearchStep | Answer:
         model = self._model(job.action.model)

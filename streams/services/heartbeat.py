@@ -44,6 +44,7 @@ class Heartbeats:
             health = tuple(known[model.name] for model in here)
             for each in health:
                 runtime.metrics.suspended.labels(each.model).set(each.state == "suspended")
+                runtime.metrics.servers_down.labels(each.model).set(each.servers_down)
             try:
                 await runtime.send(self._heartbeat(health))
             except Unavailable as error:

@@ -92,10 +92,11 @@ def hosting_options(settings: Settings, base: Catalogue) -> HostingOptions:
 def keys_of(settings: Settings, base: Catalogue) -> Keys:
     """Return the API keys for the endpoints; only endpoints in the catalogue file get the shared key."""
     endpoints = [each.endpoint for each in base.models] + [each.endpoint for each in base.verifiers]
-    urls = [endpoint.url for endpoint in endpoints if endpoint.url and not endpoint.key_env]
+    urls = [url for endpoint in endpoints for url in endpoint.servers if not endpoint.key_env]
     named = [
-        (endpoint.key_env, endpoint.url or "", os.environ.get(endpoint.key_env, ""))
+        (endpoint.key_env, url, os.environ.get(endpoint.key_env, ""))
         for endpoint in endpoints
+        for url in endpoint.servers
         if endpoint.key_env
     ]
     return Keys.read(settings.engine.keys, settings.engine.key, urls, named)

@@ -5,10 +5,10 @@ import contextlib
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agents.bandit.errors import CorruptState, PriorRefused
 from agents.catalogue.file import beside_catalogue
@@ -39,6 +39,8 @@ from streams.setup.starter import unfilled
 from streams.topics import Topics
 
 State = Literal["ok", "note", "fails"]
+
+Entry = TypeVar("Entry", Model, VerifierModel)
 
 
 class Finding(Struct, frozen=True):
@@ -98,10 +100,11 @@ _PATIENCE: Final = Retries(attempts=1)
 
 
 async def _servers(settings: Settings, catalogue: Catalogue) -> list[Finding]:
-    options = msgspec.structs.replace(hosting_options(settings, catalogue), retries=_PATIENCE)
+    options = replace(hosting_options(settings, catalogue), retries=_PATIENCE)
     fetched = beside_catalogue(Path(settings.catalogue)).fetched
-    asked = [_model(each, options) for each in catalogue.models if each.name != fetched]
-    asked += [_verifier(each, options) for each in catalogue.scoring]
+    models = [each for each in catalogue.models if each.name != fetched]
+    asked = [_model(each, options) for model in models for each in _at_each_server(model)]
+    asked += [_verifier(each, options) for entry in catalogue.scoring for each in _at_each_server(entry)]
     found = [finding for findings in await asyncio.gather(*asked) for finding in findings]
     if fetched is not None:
         found.append(
@@ -110,8 +113,19 @@ async def _servers(settings: Settings, catalogue: Catalogue) -> list[Finding]:
     return found
 
 
+def _at_each_server(entry: Entry) -> list[Entry]:
+    """Return an entry for each of the servers in it, with that server alone."""
+    at = entry.endpoint
+    return [replace(entry, endpoint=replace(at, urls=(url,))) for url in at.urls] or [entry]
+
+
+def _about(entry: Model | VerifierModel) -> str:
+    kind = "model" if isinstance(entry, Model) else "verifier"
+    return f"{kind} {entry.name}" + "".join(f" at {url}" for url in entry.endpoint.urls)
+
+
 async def _model(model: Model, options: HostingOptions) -> list[Finding]:
-    about = f"model {model.name}"
+    about = _about(model)
     if model.endpoint.kind == "in-process":
         return [_folder(about, model, options)]
     try:
@@ -160,8 +174,14 @@ def _cure(model: Model, known: Sequence[Listed]) -> str:
         near = difflib.get_close_matches(name, names, 3, 0.3) or names[:3]
         return f"set endpoint.{field} to a model that the server has, such as {', '.join(near)}; it is {name}"
     if not known:
-        return f"correct endpoint.url, which is {model.endpoint.url}, or the key of its server"
+        return _correct(model, "the key of its server")
     return "correct what the server refuses in the model's entry, or its server"
+
+
+def _correct(entry: Model | VerifierModel, otherwise: str) -> str:
+    [url] = entry.endpoint.servers
+    field = "urls, which has" if entry.endpoint.urls else "url, which is"
+    return f"correct endpoint.{field} {url}, or {otherwise}"
 
 
 def _context(about: str, model: Model, here: Listed | None) -> list[Finding]:
@@ -196,7 +216,7 @@ async def _price(about: str, model: Model, server: JsonServer) -> list[Finding]:
     stated, by = (await prices_of(server)).get(served_name(model)), "its proxy states"
     if stated is None and model.endpoint.kind == "chat":
         with contextlib.suppress(InvalidField):
-            stated, by = list_price(model.endpoint.url or "", model.endpoint.model), f"{SOURCE} says"
+            stated, by = list_price(model.endpoint.servers[0], model.endpoint.model), f"{SOURCE} says"
     if stated is None or not isinstance(model.rate, Prices) or stated == model.rate:
         return []
     what = f"charges {rate_in_words(model.rate)}, and {by} {rate_in_words(stated)}"
@@ -206,7 +226,7 @@ async def _price(about: str, model: Model, server: JsonServer) -> list[Finding]:
 
 
 async def _verifier(entry: VerifierModel, options: HostingOptions) -> list[Finding]:
-    about = f"verifier {entry.name}"
+    about = _about(entry)
     if entry.endpoint.kind == "in-process":
         return [_folder(about, entry, options)]
     try:
@@ -218,8 +238,7 @@ async def _verifier(entry: VerifierModel, options: HostingOptions) -> list[Findi
             await verifier.score(options.probes.question, [["2 + 3 = 5"]])
     except (ServingError, TimeoutError) as error:
         why = str(error) or f"no score in {options.probes.timeout_s:g} s"
-        fix = f"correct endpoint.url, which is {entry.endpoint.url}, or its server"
-        return [Finding(about, "fails", why, fix)]
+        return [Finding(about, "fails", why, _correct(entry, "its server"))]
     finally:
         await verifier.close()
     return [Finding(about, "ok", "scored a step")]

@@ -74,15 +74,25 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 def starter(sources: Sequence[Source]) -> str:
-    """Return a commented configuration file that serves the models of these servers. There must be at least one."""
+    """Return a commented configuration file that serves the models of these servers. There must be at least one.
+
+    A model that several vLLM servers list alike gets one entry with all of them.
+    """
     known: set[str] = set()
     entries: list[str] = []
     names: list[str] = []
+    alike: dict[Listed, dict[str, None]] = {}  # the servers of each model on vLLM
+    for source in sources:
+        for model in source.models if source.kind == "vllm" else ():
+            alike.setdefault(model, {})[source.url] = None
     for source in sources:
         for model in source.models:
+            urls = list(alike.pop(model, ())) if source.kind == "vllm" else [source.url]
+            if not urls:
+                continue  # it has its entry
             names.append(_name(model.id, known))
             lines = [f"- name: {names[-1]}"]
-            lines += _of_vllm(source, model) if source.kind == "vllm" else _of_chat(source, model)
+            lines += _of_vllm(urls, model) if source.kind == "vllm" else _of_chat(source, model)
             lines.append(f"  {_price(model)}")
             entries.append("\n".join(f"    {line}" for line in lines) + "\n")
     searched = any(source.kind == "vllm" for source in sources)
@@ -116,9 +126,10 @@ def _plain(text: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:80]
 
 
-def _of_vllm(source: Source, model: Listed) -> list[str]:
+def _of_vllm(urls: Sequence[str], model: Listed) -> list[str]:
     checkpoint = model.root or model.id
-    endpoint: dict[str, Any] = {"kind": "http", "url": source.url}
+    at = {"url": urls[0]} if len(urls) == 1 else {"urls": list(urls)}
+    endpoint: dict[str, Any] = {"kind": "http", **at}
     if checkpoint != model.id:
         endpoint["served_name"] = model.id
     lines = [

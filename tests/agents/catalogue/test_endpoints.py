@@ -49,6 +49,14 @@ def test_a_chat_endpoint_needs_no_checkpoint_and_no_sampling(load: Load, hosted:
             {"url": "https://a/v1/chat/completions"},
             "endpoint.url: ends in /chat/completions: give it up to",
         ),
+        ({}, {"urls": ["http://a"]}, "endpoint.urls: is given beside url: give one server as url, or all as"),
+        ({}, {"url": None, "urls": ["http://a", "b"]}, "urls.1. is 'b': a chat endpoint needs one such as"),
+        ({}, {"url": None, "urls": ["http://a/v1", "http://a"]}, "endpoint.urls: holds http://a twice: keep"),
+        (
+            {},
+            {"kind": "in-process", "url": None, "urls": ["http://a"]},
+            "urls is .* on an in-process endpoint",
+        ),
         ({}, {"served_name": "x"}, "endpoint.served_name: is for kind http: give model"),
         ({}, {"kind": "http"}, "endpoint.model: is for kind chat, not http: drop it, or set kind to chat"),
         ({}, {"n": [3]}, "endpoint.n: is .3.: give powers of two up to 64"),
@@ -91,6 +99,7 @@ def test_efforts_make_an_entry_several_models(load: Load, hosted: dict[str, Any]
     low, high_ = catalogue.model("hosted.low"), catalogue.model("hosted.high")
     assert low.endpoint.extra_body == {"temperature": 0.2, "reasoning_effort": "low"}
     assert high_.endpoint.extra_body == {"temperature": 0.2, "reasoning_effort": "high"}
+    assert (low.base, high_.base, catalogue.model("small").base) == ("hosted", "hosted", "")
     assert (low.sampling.step_tokens, high_.sampling.step_tokens) == (4_096, 16_000)
     assert "hosted.high/1/1/1" in [action.id for action in uis_space(catalogue)]
     assert decode_model(yaml.safe_load(entry_of(high_)), "shown") == high_

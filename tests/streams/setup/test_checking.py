@@ -61,6 +61,18 @@ def test_good_file_passes_with_its_notes(run: Run, upstream: Start) -> None:
     ], "one token each, and one of a stream, with the entry's own parameters"  # fmt: skip
 
 
+def test_each_of_several_servers_is_asked(run: Run, upstream: Start) -> None:
+    first, second = upstream(), upstream(listing={"hosted": {"max_model_len": 4096}})
+    urls = [first.url, second.url, "http://127.0.0.1:1"]
+    several: dict[str, Any] = {".url": None, ".urls": urls}
+    configured(entry(first.url, **several))
+    said = _plain(run("check", code=1).output)
+    assert "2 would fail" in said
+    assert f"model hosted at {first.url} ok gave a token" in said
+    assert "set endpoint.context_tokens to 4096" in said
+    assert "correct endpoint.urls, which has http://127.0.0.1:1, or the key of its server" in said
+
+
 def test_lines_left_open_by_init(run: Run, upstream: Start) -> None:
     run("init", "--openai", upstream().url)
     said = _plain(run("check").output)

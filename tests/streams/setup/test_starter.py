@@ -103,6 +103,16 @@ def test_all_kinds_of_servers_give_one_file_that_runs(run: Run, upstream: Start)
     assert "7 lines marked FILL IN" in said
 
 
+def test_servers_that_list_the_same_model_share_an_entry(run: Run, upstream: Start) -> None:
+    first, second, other = upstream(**VLLM), upstream(**VLLM), upstream(models=("hosted",))
+    said = run("init", "--vllm", first.url, "--vllm", second.url, "--openai", other.url).output
+    assert "uniscale.yaml: 3 models: qwen3-8b, small, hosted" in said
+    models = Control(Settings.from_env({})).base.models
+    assert [each.endpoint.servers for each in models] == [
+        *2 * [(first.url, second.url)], (other.url,)
+    ]  # fmt: skip
+
+
 def test_checkpoint_folder_gives_architecture(run: Run, upstream: Start) -> None:
     folder = Path(__file__).parents[3] / "models" / "mini-1m"
     server = upstream(models=("m",), listing={"m": {"root": str(folder), "max_model_len": 1024}})
