@@ -353,9 +353,9 @@ def build_world(
     queries = embed_actions(encoder, [each.text for each in outcomes.questions], cache)
     described = [_described(arm, catalogue) for arm in outcomes.arms]
     arms = embed_actions(encoder, described, cache)
-    sizes = {m.name: float(m.parameters) for m in catalogue.models} if catalogue else {}
+    known = {m.name: (float(m.parameters), m.base) for m in catalogue.models} if catalogue else {}
     vectors = tuple(
-        ActionVector(arm.arm_id, arm.model, row.astype(np.float64), sizes.get(arm.model, 0.0))
+        ActionVector(arm.arm_id, arm.model, row.astype(np.float64), *known.get(arm.model, ()))
         for arm, row in zip(outcomes.arms, arms, strict=True)
     )
     texts = "\n".join([encoder_id(encoder), *(each.text for each in outcomes.questions), *described])

@@ -62,7 +62,13 @@ def prior_of_outcomes(
     texts = [each.text for each in outcomes.questions]
     queries = queries_of(texts, encoder)
     actions = [
-        ActionVector(arm.arm_id, arm.model, np.eye(1, encoder.dimension)[0], _size(arm.model, catalogue))
+        ActionVector(
+            arm.arm_id,
+            arm.model,
+            np.eye(1, encoder.dimension)[0],
+            _size(arm.model, catalogue),
+            catalogue.model(arm.model).base if arm.model in catalogue.model_names else "",
+        )
         for arm in outcomes.arms
     ]
     policy = _fresh(encoder, options, actions)

@@ -281,6 +281,7 @@ class Estimates:
             of the anchors.
         tried: Number of outcomes of each model, including a prior's.
         standing: Number of each model's outcomes that have a score in place of Correct.
+        distrusted: Sequence number from which on such outcomes count less; -1 for none.
         price_factors: Price factor of each model: the price of one eFLOP on it, 1 for models not listed; in USD, the
             prices of its tokens.
         factors: Each action's price factor (in USD, price of a generated token) times its drift correction, shape (n,).
@@ -295,6 +296,7 @@ class Estimates:
         self.standing: dict[str, int] = {}
         self.price_factors: dict[str, Rate] = {}
         self.costs, self.accuracy = CostDrift(), AccuracyDrift()
+        self.distrusted = -1
         self.factors: Vector = np.ones(0)
         self.prompt_prices: Vector = np.ones(0)
 
@@ -399,7 +401,21 @@ class Estimates:
         told = float(self.right.centre[0] + x @ self.right.theta[:, 0])
         share = min(1.0, self.standing.get(model, 0) / max(self.tried.get(model, 0), 1))
         if self.accuracy.learn(model, correct, told, share=share, seq=seq):
-            self.right.loosen(self.features.names.index(f"model {model}") * self.features.rank, STEP**2)
+            self._loosen(model)
+
+    def _loosen(self, model: str) -> None:
+        self.right.loosen(self.features.own_column(model), STEP**2)
+
+    def distrust_scores(self, seq: int) -> None:
+        """Allow for a change of every model that has outcomes with a score in place of Correct, once."""
+        if seq > self.distrusted:
+            self.distrusted = seq
+            self._loosen_standing()
+
+    def _loosen_standing(self) -> None:
+        for model in sorted(model for model, count in self.standing.items() if count):
+            self.accuracy.sums.pop(model, None)
+            self._loosen(model)
 
     def add_cost(self, z: Vector, action: int, o: Observation) -> None:
         """Learn the cost of an outcome whose other terms are unknown.
@@ -413,12 +429,12 @@ class Estimates:
     def amend(self, z: Vector, action: int, o: Observation) -> None:
         """Replace Correct in a learned outcome.
 
-        If the model has drifted since, A gives the outcome less weight than a correction of B would assume, so the
+        If the model was loosened since, A gives the outcome less weight than a correction of B would assume, so the
         outcome is learned again instead.
         """
         x, model = self.features.row(z, action), self.features.models[action]
         self._compare(x, model, o.entered, o.seq)
-        if self.accuracy.is_past(model, o.learned_seq):
+        if self.accuracy.is_past(model, o.learned_seq) or o.learned_seq < self.distrusted:
             self.right.add(x, np.array([o.entered, o.score]))
         else:
             self.right.amend(x, o.imputed, o.entered)
@@ -449,6 +465,8 @@ class Estimates:
         self.tried = {}
         for model, count in zip(d.models, counts.tolist(), strict=True):
             self.tried[model] = self.tried.get(model, 0) + count
+        if self.distrusted >= 0:
+            self._loosen_standing()
         return Refit(plain, of_right, of_paid)
 
     def _directions(self, history: History, targets: Matrix) -> Matrix:
@@ -461,7 +479,7 @@ class Estimates:
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` continues bit for bit."""
         (right, of_right), (paid, of_paid) = self.right.snapshot("right"), self.paid.snapshot("paid")
-        meta = {
+        meta: dict[str, Any] = {
             "right": right,
             "paid": paid,
             "tried": self.tried,
@@ -471,6 +489,8 @@ class Estimates:
             "accuracy_changed": self.accuracy.changed,
             "standing": self.standing,
         }
+        if self.distrusted >= 0:  # states saved by earlier releases have no such key
+            meta["distrusted"] = self.distrusted
         return meta, of_right | of_paid
 
     def restore(self, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -483,6 +503,7 @@ class Estimates:
         self.accuracy.sums = {model: (*sums, 0.0)[:3] for model, sums in meta["accuracy_drift"].items()}
         self.accuracy.changed = dict(meta.get("accuracy_changed", {}))
         self.standing = dict(meta.get("standing", {}))
+        self.distrusted = meta.get("distrusted", -1)
         self.reprice(msgspec.convert(meta["price_factors"], dict[str, Rate]))
 
     def _spread(self) -> float:
@@ -585,6 +606,10 @@ class Contextual(Learner):
         super().offer(actions, price_factors)
         self.estimates.reprice(price_factors)
         self.pacer.factors = self.estimates.price_factors
+
+    def distrust_scores(self, seq: int) -> None:
+        """Allow models that were learned from scores to change; see `Policy.distrust_scores`."""
+        self.estimates.distrust_scores(seq)
 
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int

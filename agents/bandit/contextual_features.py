@@ -64,9 +64,9 @@ class ContextualFeatures(FeatureMap):
 
     z_q = [1, the surface counts, directions (`QueryTransform`)]. g_a = [1, the plain coordinates in which actions are
     known to differ (model size, search width, drafts per step), an indicator for each model, and an indicator for each
-    search shape]. Every feature of the action is multiplied by every feature of the query. How much a product matters
-    is not fixed here: each column belongs to a block, and the variance of each block is estimated
-    (`agents.bandit.variances`).
+    search shape]. Efforts of one model share its indicator, and each has another of its own. Every feature of the
+    action is multiplied by every feature of the query. How much a product matters is not fixed here: each column
+    belongs to a block, and the variance of each block is estimated (`agents.bandit.variances`).
 
     New actions may bring new features, which append columns. Existing columns keep their order and meaning.
 
@@ -82,13 +82,14 @@ class ContextualFeatures(FeatureMap):
 
     Attributes:
         sides: G, shape (n, J): every action's features.
-        names: Names of the J features: `one`, a coordinate, `model …`, `shape …`.
+        names: Names of the J features: `one`, a coordinate, `model …`, `shape …`, `effort …`.
         anchors: Reference cost of each action, shape (n,). Costs are measured in multiples of it, so that expensive
             and cheap actions share a scale.
         scale, scales: Correction factors for guessed costs: a default, and one for each model with known costs. They
             give an action the same anchor whether it was added before or after its model's costs were known.
         prompts, prompt_scale, prompt_scales: In USD, the anchors and correction factors for prompt tokens.
         sizes: Number of parameters of each action's model; 0 if it is not known.
+        bases: The name that the efforts of each action's model share; empty for models without efforts.
         size_range: Smallest and largest logarithm of a known or inferred size.
         first_shape: The shape that all initial actions share; empty if they have several.
         transform: Maps a query to z. It may be replaced only when everything learned is discarded.
@@ -101,6 +102,7 @@ class ContextualFeatures(FeatureMap):
         self.in_tokens = unit == "usd"
         self.names: list[str] = []
         self.sizes: list[float] = []
+        self.bases: list[str] = []
         self.anchors: Vector = np.zeros(0)
         self.scale, self.scales = 1.0, dict[str, float]()
         self.prompts: Vector = np.zeros(0)
@@ -306,8 +308,8 @@ class ContextualFeatures(FeatureMap):
         start.
         """
         on = {at for at, active in enumerate(self.active) if active} or range(len(self.ids))
-        usual = sum(_kind(name) not in ("model", "shape") for name in self.names)
-        models = len({self.models[at] for at in on})
+        usual = sum(_kind(name) not in ("model", "shape", "effort") for name in self.names)
+        models = len({name for at in on for name in self._of_model(at)})
         shapes = len({_shape(self.ids[at]) for at in on} - {self.first_shape})
         return max(
             0, (MOST_WITH_CATEGORIES - (usual + models + shapes) * self.rank) // max(usual + models, 1)
@@ -328,11 +330,14 @@ class ContextualFeatures(FeatureMap):
         meta = {name: getattr(self, name) for name in self._names(STORED)}
         if self.outcomes:  # states saved by earlier releases have neither key
             meta |= {"categories": self.categories, "outcomes": self.outcomes}
+        if any(self.bases):  # likewise
+            meta["bases"] = self.bases
         return meta, {"sides": self.sides} | self._anchors() | self.transform.snapshot()
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore the map that `snapshot` saved."""
         self._take_back(meta, self._names(STORED))
+        self.bases = list(meta.get("bases") or [""] * len(self.ids))
         self.sides, self.anchors = arrays["sides"], arrays["anchors"]
         self.prompts = arrays.get("prompts", self.prompts)
         self.transform = QueryTransform.restored(arrays)
@@ -367,19 +372,31 @@ class ContextualFeatures(FeatureMap):
         first = not self.ids
         self._append(actions)
         self.sizes += [action.size for action in actions]
+        self.bases += [action.base for action in actions]
         if first:
             self._set_size_range()
             self.names = ["one", *self._varying()]
             shapes = set(map(_shape, self.ids))
             self.first_shape = shapes.pop() if len(shapes) == 1 else ""
-        found = [f"model {model}" for model in dict.fromkeys(self.models)]
+        of_models = [self._of_model(at) for at in range(len(self.ids))]
+        found = [model for model, *_ in of_models]
         # If all initial actions have one shape, it is the reference and has no column, so earlier rows stay valid.
         found += [f"shape {s}" for s in dict.fromkeys(map(_shape, self.ids)) if s != self.first_shape]
-        self.names += [name for name in found if name not in self.names]
+        found += [effort for _, *own in of_models for effort in own]
+        self.names += [name for name in dict.fromkeys(found) if name not in self.names]
         self.sides = self._sides()
         self.anchors = np.concatenate([self.anchors, self._guesses(len(self.anchors))])
         if self.in_tokens:
             self.prompts = np.concatenate([self.prompts, self._prompt_guesses(len(self.prompts))])
+
+    def _of_model(self, at: int) -> list[str]:
+        """Return the indicators of an action's model, the last of which is its own."""
+        model, base = self.models[at], self.bases[at]
+        return [f"model {base}", f"effort {model}"] if base else [f"model {model}"]
+
+    def own_column(self, model: str) -> int:
+        """Return the column of a model's own indicator, which no other model shares, times z's constant."""
+        return self.names.index(self._of_model(self.models.index(model))[-1]) * self.rank
 
     def _guesses(self, first: int) -> list[float]:
         """Return guessed anchors of the actions from index `first` on."""
@@ -421,8 +438,8 @@ class ContextualFeatures(FeatureMap):
             "width": width,
             "drafts": drafts,
             "size·width": size * width,
-            f"model {self.models[at]}": 1.0,
             f"shape {_shape(self.ids[at])}": 1.0,
+            **dict.fromkeys(self._of_model(at), 1.0),
         }
         return [plain.get(name, 0.0) for name in self.names]
 
@@ -570,7 +587,7 @@ def count_axes(spread: Vector, dim: int, most: int) -> Matrix:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of a feature: `one`, a coordinate, `model` or `shape`."""
+    """Return the kind of a feature: `one`, a coordinate, `model`, `shape` or `effort`."""
     return name.split(" ")[0]
 
 

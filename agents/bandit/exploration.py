@@ -144,6 +144,10 @@ class Explored:
         """Forward the actions and price factors to the inner policy."""
         self.inner.offer(actions, price_factors)
 
+    def distrust_scores(self, seq: int) -> None:
+        """Forward to the inner policy."""
+        self.inner.distrust_scores(seq)
+
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:

@@ -392,6 +392,9 @@ class Learner:
             self.predict_one(query, context, seed) for query, context in zip(queries, contexts, strict=True)
         ]
 
+    def distrust_scores(self, seq: int) -> None:
+        """Do nothing, because the policy never relearns a model's accuracy."""
+
     def drifted(self) -> Mapping[str, Drift]:
         """Return nothing, because the policy does not compare outcomes with its predictions."""
         return {}

@@ -163,8 +163,8 @@ def _require_fit(row: LoggedOutcome, catalogue: Catalogue) -> None:
 
 
 def _vector(action: str, dimension: int, catalogue: Catalogue) -> ActionVector:
-    model = Action.parse(action).model
-    return ActionVector(action, model, np.eye(1, dimension)[0], float(catalogue.model(model).parameters))
+    model = catalogue.model(Action.parse(action).model)
+    return ActionVector(action, model.name, np.eye(1, dimension)[0], float(model.parameters), model.base)
 
 
 def queries_of(texts: Sequence[str], encoder: Encoder) -> Matrix:

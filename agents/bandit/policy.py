@@ -154,12 +154,14 @@ class ActionVector:
         model: Name of the configuration's model, used by per-model corrections.
         embedding: s_a, shape (d_a,), float64, unit length.
         size: Number of parameters of the model; 0 if unknown.
+        base: Name that the efforts of one model share, if `model` is one of them; empty otherwise.
     """
 
     action_id: str
     model: str
     embedding: Vector
     size: float = 0.0
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,6 +485,16 @@ class Policy(Protocol):
             price_factors: Price of an eFLOP on each model, 1 for models not listed; in USD, the prices of the model's
                 tokens. A policy that learns costs without prices applies them when it decides; any other policy has to
                 learn new prices from rewards.
+        """
+        ...
+
+    def distrust_scores(self, seq: int) -> None:
+        """Trust what was learned from scores in place of Correct less, because the catalogue has become mixed.
+
+        A policy that does not relearn a model's accuracy after drift ignores this. Repeated calls change nothing.
+
+        Args:
+            seq: Sequence number of the first offer without one verifier for all models.
         """
         ...
 

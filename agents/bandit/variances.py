@@ -80,8 +80,10 @@ def usual_variance(block: str, term: int) -> float:
 
 
 def usual_block(block: str) -> str:
-    """Return the kind of a block. All plain coordinates have the same kind."""
+    """Return the kind of a block. All plain coordinates have the same kind, and efforts that of models."""
     kind, part = block.split(" × ")
+    if kind == "effort":
+        return f"model × {part}"
     return block if kind in ("one", "model", "shape") else f"coordinate × {part}"
 
 

@@ -96,6 +96,7 @@ class Decider:
         offered: Ids of the available actions.
         price_factors: What each model charges; a model not listed charges 1 per eFLOP.
         baseline: The action to take until the policy has learned from a graded answer; empty for none.
+        mixed, mixed_seq: As in the offer row.
         prior: SHA-256 of the prior that the log started from; empty for none.
         shares: The tenants of the latest outcomes.
         sessions: The last turns of sessions.
@@ -119,6 +120,8 @@ class Decider:
     offered: tuple[str, ...] = ()
     price_factors: Mapping[str, Rate] = field(default_factory=dict)
     baseline: str = ""
+    mixed: bool = False
+    mixed_seq: int = -1
     prior: str = ""
     shares: TeachingShares = field(default_factory=TeachingShares)
     sessions: Sessions = field(default_factory=Sessions)
@@ -129,6 +132,8 @@ class Decider:
         actions: Sequence[ActionVector],
         price_factors: Mapping[str, Rate] | None = None,
         baseline: str = "",
+        *,
+        mixed: bool = False,
     ) -> list[tuple[bytes, bytes]]:
         """Make exactly these actions available; return the new rows, which must be written before deciding.
 
@@ -138,6 +143,7 @@ class Decider:
             actions: The available actions.
             price_factors: What each model charges; a model not listed charges 1 per eFLOP.
             baseline: The action to take until the policy has learned from a graded answer; empty for none.
+            mixed: Whether no one verifier scores all models of the catalogue.
         """
         first = not self.actions
         rows = []
@@ -152,11 +158,14 @@ class Decider:
             price_factors=dict(price_factors or {}),
             unit=self.unit,
             baseline=baseline,
+            mixed=mixed,
+            mixed_seq=self.seq if mixed and not self.mixed else self.mixed_seq,
         )
         offer(self.policy, row, self.actions)
-        if (wanted, row.price_factors, baseline) != (self.offered, self.price_factors, self.baseline):
+        before = (self.offered, self.price_factors, self.baseline, self.mixed)
+        if (wanted, row.price_factors, baseline, mixed) != before:
             rows.append((row.key, encode_row(row)))
-            self.offered, self.price_factors, self.baseline = wanted, row.price_factors, baseline
+            self._offers(row)
         return rows
 
     def decide(
@@ -285,8 +294,8 @@ class Decider:
         self.seq, self.clock = restored.seq, restored.clock
         self.context_offset, self.reward_offset = restored.context_offset, restored.reward_offset
         self.failure_offset = restored.failure_offset
-        self.actions, self.offered = restored.actions, restored.offered.actions
-        self.price_factors, self.baseline = restored.offered.price_factors, restored.offered.baseline
+        self.actions = restored.actions
+        self._offers(restored.offered)
         self.prior, self.shares, self.ended = restored.prior, restored.shares, restored.ended
         self.sessions = restored.sessions
         return restored.found
@@ -350,6 +359,10 @@ class Decider:
             present=present,
         )
         return list(written)
+
+    def _offers(self, row: OfferRow) -> None:
+        self.offered, self.price_factors, self.baseline = row.actions, row.price_factors, row.baseline
+        self.mixed, self.mixed_seq = row.mixed, row.mixed_seq
 
     def _decide_fresh(
         self, asked: Sequence[tuple[QueryContext, Origin]], environment: DecisionEnvironment, timer: Timer

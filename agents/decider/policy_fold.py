@@ -28,7 +28,7 @@ NO_OFFER: Final = OfferRow(seq=-1, actions=())
 
 
 def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> None:
-    """Make exactly these actions available, with these price factors.
+    """Make exactly these actions available, with these price factors; trust scores less if the catalogue became mixed.
 
     Args:
         policy: The policy.
@@ -36,6 +36,8 @@ def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> No
         actions: Every action ever added, keyed by id.
     """
     policy.offer([actions[action_id].vector() for action_id in row.actions], row.price_factors)
+    if row.mixed_seq >= 0:
+        policy.distrust_scores(row.mixed_seq)
 
 
 def offer_at(rows: Iterable[object], seq: float = math.inf) -> OfferRow:

@@ -163,13 +163,15 @@ def offering(
     actions: Sequence[ActionVector],
     price_factors: Mapping[str, Rate],
     baseline: str = "",
+    *,
+    mixed: bool = False,
 ) -> Decider:
     """Return a learner for previews in which these actions are available before the real learner has them.
 
     It has a copy of the policy and shares the rest. Use it for previews only, and only until the learner changes.
     """
     other = replace(decider, policy=copy.deepcopy(decider.policy), actions=dict(decider.actions))
-    other.offer(actions, price_factors, baseline)
+    other.offer(actions, price_factors, baseline, mixed=mixed)
     return other
 
 

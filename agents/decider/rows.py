@@ -69,7 +69,9 @@ OFFER_KEY: Final = b"\x00offer/"
 """Prefix of the rows that list the available actions."""
 
 
-class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_field="schema"):
+class ActionRow(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-action.v1", tag_field="schema"
+):
     """An action that has been offered; rows refer to it even after its model is gone. Key: ACTION_KEY + id.
 
     Attributes:
@@ -77,6 +79,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
         anchor: Whether it belongs to the first catalogue, whose centre the features keep.
         embedding: s_a as little-endian float32.
         size: Number of parameters of its model; 0 if it was not known.
+        base: Name that the efforts of its model share; empty if it has none.
     """
 
     action: str
@@ -85,6 +88,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
     anchor: bool
     embedding: bytes
     size: float = 0.0
+    base: str = ""
 
     @classmethod
     def of(cls, action: ActionVector, position: int, *, anchor: bool) -> ActionRow:
@@ -97,6 +101,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
             anchor=anchor,
             embedding=embedding,
             size=action.size,
+            base=action.base,
         )
 
     @property
@@ -107,7 +112,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
     def vector(self) -> ActionVector:
         """Return the action as the policy's input."""
         embedding = np.frombuffer(self.embedding, "<f4").astype(np.float64)
-        return ActionVector(self.action, self.model, embedding, self.size)
+        return ActionVector(self.action, self.model, embedding, self.size, self.base)
 
 
 class OfferRow(
@@ -121,6 +126,9 @@ class OfferRow(
         unit: Unit of costs, the same for the whole log.
         baseline: The action to take until the policy has learned from a graded answer; empty if one verifier scores all
             models.
+        mixed: Whether no one verifier scores all models, so that no score replaces an unknown correctness.
+        mixed_seq: Sequence number at which the catalogue last became mixed; -1 if it never did. From there on, the
+            policy trusts what it learned from such scores less.
     """
 
     seq: int
@@ -128,6 +136,8 @@ class OfferRow(
     price_factors: dict[str, Rate] = {}
     unit: CostUnit = "eflops"
     baseline: str = ""
+    mixed: bool = False
+    mixed_seq: int = -1
 
     @property
     def key(self) -> bytes:

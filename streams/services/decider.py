@@ -95,18 +95,20 @@ def action_vectors(
 ) -> Sequence[ActionVector]:
     """Return every action of a catalogue with these (QP, CP), each with the embedding of its description."""
     actions = list(uis_space(catalogue, pairs))
-    sizes = {model.name: float(model.parameters) for model in catalogue.models}
+    models = {model.name: model for model in catalogue.models}
     rows = embed_actions(encoder, describe_actions(actions, catalogue), cache)
     return [
-        ActionVector(action.id, action.model, row.astype("float64"), sizes[action.model])
+        ActionVector(action.id, of.name, row.astype("float64"), float(of.parameters), of.base)
         for action, row in zip(actions, rows, strict=True)
+        for of in (models[action.model],)
     ]
 
 
 def sized(catalogue: Catalogue) -> list[ActionVector]:
     """Return a catalogue's models with their sizes: all that a prior must match, because it has its own vectors."""
     return [
-        ActionVector(each.name, each.name, np.zeros(0), float(each.parameters)) for each in catalogue.models
+        ActionVector(each.name, each.name, np.zeros(0), float(each.parameters), each.base)
+        for each in catalogue.models
     ]
 
 
@@ -619,7 +621,8 @@ class ShardLearner:
         space, vectors = await self.vectors(decider, catalogue)
         with self.changing():
             baseline = baseline_of(self.settings, catalogue, space)
-            await self.write(decider.offer(vectors, catalogue.price_factors, baseline))
+            mixed = catalogue.verified != "all"
+            await self.write(decider.offer(vectors, catalogue.price_factors, baseline, mixed=mixed))
         if baseline and not decider.policy.graded:
             log.warning("%s", ungraded_in_words(baseline))
         self.offered = Offered(version, space, len(space) == len(control.space(catalogue)))

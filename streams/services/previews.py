@@ -56,6 +56,7 @@ class Changed(NamedTuple):
     vectors: Sequence[ActionVector]
     price_factors: Mapping[str, Rate]
     baseline: str
+    mixed: bool
 
 
 class Previews:
@@ -128,7 +129,8 @@ class Previews:
         except Unavailable as error:
             raise NotNow(str(error)) from error
         baseline = baseline_of(self.service.runtime.settings, catalogue, space)
-        found = Changed(decider, version, space, vectors, catalogue.price_factors, baseline)
+        mixed = catalogue.verified != "all"
+        found = Changed(decider, version, space, vectors, catalogue.price_factors, baseline, mixed)
         # If some actions wait for the encoder, try again later.
         self._changed = found if len(space) == len(control.space(catalogue)) else None
         return found
@@ -145,7 +147,9 @@ class Previews:
         ):
             return kept[4]
         made = await self.service.runtime.in_thread(
-            lambda: offering(decider, changed.vectors, changed.price_factors, changed.baseline)
+            lambda: offering(
+                decider, changed.vectors, changed.price_factors, changed.baseline, mixed=changed.mixed
+            )
         )
         self._copy = (decider, decider.seq, changed.version, changed.space, made)
         return made

@@ -64,7 +64,8 @@ def compared(service: DeciderService, log: Records, snapshots: Records) -> Itera
 
 def differences(one: Decider, two: Decider) -> Iterator[str]:
     """Yield the differences between two learners, except those between their ended ids."""
-    for name in ("context_offset", "reward_offset", "failure_offset", "offered", "price_factors", "prior"):
+    names = ("context_offset", "reward_offset", "failure_offset", "offered", "price_factors", "prior")
+    for name in (*names, "mixed", "mixed_seq"):
         yield from _values(f"the decider's {name}", getattr(one, name), getattr(two, name))
     yield from _values("the decider's actions", dict(one.actions), dict(two.actions))
     if one.shares.window() != two.shares.window():

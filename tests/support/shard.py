@@ -75,6 +75,7 @@ class Shard:
         self.environment = DecisionEnvironment(ControlState.of(self.catalogue), self.space)
         self.vectors: dict[str, ActionVector] = {}
         self.price_factors: dict[str, float] = {}
+        self.mixed = False
         self.asked = self.rewarded = 0
         self.decider = self.fresh()
         self.offer()
@@ -98,11 +99,16 @@ class Shard:
                 size = float(self.catalogue.model(action.model).parameters)
                 self.vectors[action.id] = ActionVector(action.id, action.model, row, size)
         vectors = [self.vectors[action.id] for action in self.space]
-        self.table |= self.decider.offer(vectors, self.price_factors)
+        self.table |= self.decider.offer(vectors, self.price_factors, mixed=self.mixed)
 
     def reprice(self, factor: float) -> None:
         """Let an eFLOP cost so much on the first model."""
         self.price_factors = {self.space.models[0]: factor} if factor != 1.0 else {}
+        self.offer()
+
+    def mix(self, mixed: bool = True) -> None:
+        """Let no one verifier score all models, or one again."""
+        self.mixed = mixed
         self.offer()
 
     def use(self, space: ActionSpace) -> None:

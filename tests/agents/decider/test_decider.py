@@ -27,7 +27,7 @@ from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import ActionError, Catalogue, Model, Sampling
 from agents.decider.decisions import DecisionResult
 from agents.decider.rewards import RewardRules
-from agents.decider.rows import Row, decode_row, without_question
+from agents.decider.rows import OfferRow, Row, decode_row, without_question
 from agents.decider.verify import mismatches
 from schemas.action import Action
 from schemas.chat import Capability, ChatOptions
@@ -152,6 +152,42 @@ def test_recovery_equals_the_live_learner(shard: Shard) -> None:
     before = shard.decider
     shard.crash()
     shard.same_as(before)
+
+
+def mixing(shard: Shard) -> None:
+    """Run a life in which the catalogue becomes mixed twice, the second time between two decisions."""
+    live(shard, 3)
+    shard.mix()
+    live(shard, 3)
+    shard.mix(False)
+    live(shard, 2)
+    shard.mix()
+    shard.mix(False)
+    live(shard, 3)
+
+
+def test_recovery_and_replay_agree_once_mixed(shard: Shard) -> None:
+    mixing(shard)
+    before = shard.decider
+    shard.crash()
+    shard.same_as(before)
+    assert (shard.decider.mixed, shard.decider.mixed_seq) == (before.mixed, before.mixed_seq)
+    rows = [decode_row(key, value) for key, value in shard.table.items()]
+    assert list(mismatches(shard.policy(), rows, seed=7)) == []
+    offers = sorted((row for row in rows if isinstance(row, OfferRow)), key=lambda row: row.seq)
+    assert [row.mixed for row in offers] == [False, True, False, False]
+    first, _, last = [row.seq for row in offers[1:]]
+    assert [row.mixed_seq for row in offers] == [-1, first, first, last]
+
+
+def test_snapshot_knows_that_scores_were_distrusted() -> None:
+    shard = Shard(MAKERS["contextual"], models=3)
+    mixing(shard)
+    shard.apply(shard.snapshot())
+    before = shard.decider
+    shard.crash()
+    shard.same_as(before)
+    assert before.policy.state() == shard.decider.policy.state()
 
 
 def test_every_decision_is_reproduced_from_the_log(shard: Shard) -> None:

@@ -123,6 +123,48 @@ def predicted(policy: Contextual, model: str) -> np.ndarray:
     return np.array(rows)[:, [action.startswith(model) for action in policy.features.ids]]
 
 
+def test_scores_are_distrusted_once_the_catalogue_is_mixed() -> None:
+    """A verifier thought the middle model bad. References now teach how good it is, and faster than otherwise."""
+    policies = [contextual(refits=()) for _ in range(2)]
+    for policy in policies:
+        policy.offer(actions())
+        told_later(policy, Traffic(11), 600, 0.1, share=0.0)
+    kept, loosened = policies
+    before = predicted(loosened, "middle").mean()
+    loosened.distrust_scores(loosened.version)
+    assert predicted(loosened, "middle").mean() == pytest.approx(before), "predictions stay what they were"
+    state = loosened.state()
+    loosened.distrust_scores(loosened.version)
+    assert loosened.state() == state, "once"
+    restarted = contextual(refits=())
+    restarted.load(state)
+    restarted.distrust_scores(loosened.version)
+    assert restarted.state() == state
+    for policy in policies:
+        teach(policy, Traffic(12), 60)
+    slow, fast = (predicted(policy, "middle").mean() for policy in (kept, loosened))
+    assert before < slow < fast < 0.9
+    assert fast - before > 1.5 * (slow - before)
+    assert loosened.drifted() == kept.drifted() == {}, "the models have not changed"
+
+
+def test_correctness_told_after_distrust_is_learned_again() -> None:
+    policies = [contextual(refits=()) for _ in range(2)]
+    for policy in policies:
+        policy.offer(actions())
+        told_later(policy, Traffic(11), 600, 0.1, share=0.0)
+    amended, again = policies
+    again.distrust_scores(again.version)
+    outcomes = [each.estimates.right.outcomes for each in policies]
+    for policy in policies:
+        query_id, query, _ = Traffic(11).question()
+        action = policy.features.ids[0]
+        late = Observation(query_id, query, action, 1.0, 0.1, 1.0, 0.1, PLAIN, seq=600, learned_seq=0)
+        tell(policy, replace(late, kind="correction"))
+    assert [each.estimates.right.outcomes for each in policies] == [outcomes[0], outcomes[1] + 1]
+    assert again.estimates.accuracy.changed == amended.estimates.accuracy.changed == {}
+
+
 @pytest.mark.parametrize("score", [0.1, 0.9])
 @pytest.mark.parametrize(("after", "share"), [(50, 1.0), (400, 1.0), (50, 0.1)])
 @pytest.mark.parametrize("known", [0, 1_000])
