@@ -27,6 +27,7 @@ from schemas.prices import Prices
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import free_port
+from streams.local.deployment import python
 from streams.settings import Settings
 from tests.support import peer_servers
 from tests.support.command_line import Operator, read_until
@@ -307,6 +308,92 @@ def test_no_query_fails_while_another_server_could_answer(
     loop.settled()
     for front in fronts.values():
         front.close()
+
+
+@pytest.fixture
+def fronts(own: str, smol: str) -> Iterator[dict[str, Front]]:
+    made = {"own": Front(own, "mini"), "smol": Front(smol, SMOL)}
+    yield made
+    for each in made.values():
+        each.close()
+
+
+def billed(requests: list[tuple[Body, dict[str, Any]]], name: str) -> float:
+    """Return what a server's requests for queries cost; probes are not among them."""
+    usages = [usage for body, usage in requests if "number" in body["messages"][-1]["content"]]
+    price = PRICES[name]
+    cached = [(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0 for usage in usages]
+    return math.fsum(
+        _usd(name, usage["prompt_tokens"] - share, share, usage["completion_tokens"])
+        if "cached_input" in price
+        else _usd(name, usage["prompt_tokens"], 0.0, usage["completion_tokens"])
+        for usage, share in zip(usages, cached, strict=True)
+    )
+
+
+def test_kills_between_attempts_leave_one_answer_and_both_costs(
+    deploy: Deploy,
+    fronts: dict[str, Front],
+    proxy: Proxy,
+    hosted: dict[str, Upstream],
+    tmp_path: Path,
+) -> None:
+    """vLLM bills answers that it does not deliver, and the proxy's upstream fails: both are decided again."""
+    entries = [
+        entry("own", fronts["own"].url, "mini"),
+        entry("hosted-small", proxy.url, "hosted-small"),
+        entry("hosted-large", proxy.url, "hosted-large"),
+        entry("smol", fronts["smol"].url, SMOL, **SMOL_AT),
+    ]
+    port = free_port()
+    executor = [*python(), "worker", "executor", "--group", "peers", "--metrics-port", f"{port}"]
+    loop: Deployment = deploy(
+        catalogue=catalogue(tmp_path, entries), recorded="", policy="random", attempts=2, engine_attempts=1,
+        commands={"executor.peers": executor},
+    )  # fmt: skip
+    servers: dict[str, Upstream] = {**fronts, **hosted}
+    begins = {name: len(each.log) for name, each in servers.items()}
+    fronts["own"].withholds = lambda body: "number" in body["messages"][-1]["content"]
+    for front in fronts.values():
+        front.delay_s = 1.0
+    hosted["hosted-small"].spoilt[:] = [(500, b"oops", {})] * 3
+    t, queries = loop.topics, asking(60, name="kills", timeout_s=120.0)
+    ids = loop.send(*queries)
+    loop.until(lambda: len(loop.raw(t.attempt_failed)) >= 1, "an attempt that failed")
+    for service in ("decider", "executor.peers"):
+        loop.supervisor.kill(service)
+    loop.rewarded(ids)
+    loop.settled()
+    hosted["hosted-small"].spoilt.clear()
+    failed = {each.query_id: each.answer for each in loop.read(t.attempt_failed, AttemptFailed)}
+    answers: dict[str, Answer] = {}
+    for answer in loop.read(t.answer, Answer):
+        answers.setdefault(answer.query_id, answer)
+    rewards = {each.query_id: each for each in loop.read(t.reward, Reward) if each.closes}
+    second = [each for each in loop.read(t.decision, Decision) if each.attempt == 2]
+    assert len({each.query_id for each in second}) == len({each.seq for each in second}) > 0
+    assert {each.query_id for each in second} <= set(failed)
+    for query_id in ids:
+        reward = rewards[query_id]
+        assert (reward.attempt, reward.seq) == (answers[query_id].attempt, answers[query_id].seq)
+        assert len(reward.earlier) == reward.attempt - 1
+        own = reward.price.cost if reward.price is not None else 0.0
+        assert reward.cost == pytest.approx(own + math.fsum(each.cost for each in reward.earlier))
+    withheld = [e for each in rewards.values() for e in each.earlier if e.action.model == "own"]
+    assert withheld
+    assert all(each.cost > 0.0 for each in withheld), "vLLM billed an answer that never came"
+    logs = {name: each.log[begins[name] :] for name, each in servers.items()}
+    spent = math.fsum(billed(log, name) for name, log in logs.items())
+    charged = math.fsum(each.cost or 0.0 for each in rewards.values())
+    page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30, trust_env=False).text
+    found = re.findall(r"^uniscale_repeated_tokens_total\{(.*)\} (\S+)$", page, re.MULTILINE)
+    repeated = 0.0
+    for labels, tokens in found:
+        [name] = re.findall(r'model="([\w-]+)"', labels)
+        repeated += float(tokens) * PRICES[name]["input" if 'kind="input"' in labels else "output"] / 1e6
+    print(f"spent ${spent:.6f}, charged ${charged:.6f}, at most twice ${repeated:.6f}")
+    assert -1e-9 < spent - charged < repeated + 1e-9, "what was billed twice is a metric"
+    assert repeated > 0.0
 
 
 def test_init_check_up_and_a_question(own: str, smol: str, proxy: Proxy, tmp_path: Path) -> None:

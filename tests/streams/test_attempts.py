@@ -8,11 +8,12 @@ import pytest
 
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Drafted, Prefix
-from agents.serving.errors import EngineFaultError
+from agents.serving.errors import EngineFaultError, EngineReplyError
 from agents.serving.recorded import RecordedEngine
 from schemas.answer import Answer
 from schemas.attempt import AttemptFailed
 from schemas.decision import Decision
+from schemas.prices import Billed
 from schemas.query import Origin
 from schemas.search import SearchStep
 from streams.log.base import ConsumerRecord
@@ -171,6 +172,43 @@ class Billing(RecordedEngine):
             Billing.billed.append(sum(each.tokens for each in drafts))
         await asyncio.sleep(0.5)
         return drafts
+
+
+class Unusable(RecordedEngine):
+    """Bills a client's first step, and fails it."""
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        await asyncio.sleep(0.5)
+        if step_id.startswith("q"):
+            error = EngineReplyError("no choices")
+            error.billed = BILL
+            raise error
+        return await super().generate(step_id, prefixes, n, seeds, sampling)
+
+
+BILL = Billed(input=11, output=7)
+
+
+def test_failed_request_that_ran_again_is_counted(
+    in_memory: InMemory, ask: Ask, audited: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_on(monkeypatch, Unusable)
+
+    async def scenario() -> None:
+        async with running(in_memory(attempts=1, warm_up=50), seed=3) as cluster:
+            send(cluster, ask(0))
+            await cluster.until(lambda: len(read(cluster, cluster.topics.decision, Decision)) == 1)
+            await asyncio.sleep(0.3)
+            cluster.kill(worker_of(cluster, "executor"))
+            await cluster.until(lambda: len(closing(cluster)) == 1 and not cluster.busy)
+            counter = worker_of(cluster, "executor").metrics.repeated_tokens
+            [model] = {each.action.model for each in closing(cluster).values()}
+            assert [counter.labels(model, kind)._value.get() for kind in ("input", "output")] == [11, 7]
+            audited(cluster)
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["running", "killed"])

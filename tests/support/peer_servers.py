@@ -7,7 +7,8 @@ needs one where it cannot be had skips, and says why.
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,10 +114,16 @@ class Front(Upstream):
     Args:
         url: The server's address.
         model: The model of it.
+
+    Attributes:
+        withholds: Whether a request gets no choices, only the usage that it is billed.
+        delay_s: Seconds for which a completion is held back once it is billed.
     """
 
     def __init__(self, url: str, model: str) -> None:
         self.behind = url.removesuffix("/v1")
+        self.withholds: Callable[[Body], bool] = lambda body: False
+        self.delay_s = 0.0
         super().__init__(models=(model,))
 
     def completion(self, body: Body) -> Body:
@@ -125,4 +132,5 @@ class Front(Upstream):
         reply: Body = httpx.post(at, json=body, timeout=120, trust_env=False).raise_for_status().json()
         with self.lock:
             self.log.append((body, reply["usage"]))
-        return reply
+        time.sleep(self.delay_s)
+        return reply | {"choices": []} if self.withholds(body) else reply
