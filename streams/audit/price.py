@@ -165,8 +165,13 @@ class PriceList:
             return []
         if prices := (answer.get("limits") or {}).get("prices"):
             return [_billed(answer, prices)]
-        if not trace:
-            return []
+        prompt_tokens = answer.get("prompt_tokens", 0)
+        if not trace:  # billed for a reply that could not be used: one sample
+            counted = answer["billed"]
+            if not any(counted.values()):
+                return []
+            prompt_tokens = max(counted.get("input", 0), 1)
+            trace = [{"parent": -1, "depth": 1, "tokens": counted.get("output", 0)}]
         served = answer.get("verifier") or {}
         names = (served.get("model"), served.get("name"), self.own.get(action["model"]), self.verifier)
         verifier = next((self.verifiers[n] for n in names if n in self.verifiers), None)
@@ -174,7 +179,7 @@ class PriceList:
             return []
         return [
             price(
-                answer["prompt_tokens"],
+                prompt_tokens,
                 trace,
                 each,
                 verifier or each,  # a placeholder: if there are no scores, no verification is counted
