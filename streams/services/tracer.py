@@ -63,58 +63,62 @@ class TracerService:
     async def follow(self) -> None:
         """Read the topics from now on, and export the traces of queries that have ended."""
         topics, tail = self.runtime.topics, self.runtime.log.tail
-        for topic, take in (
-            (topics.query, self._on_query),
-            (topics.context, self._on_context),
-            (topics.decision, self._on_decision),
-            (topics.search_step, self._on_step),
-            (topics.attempt_failed, self._on_failure),
-            (topics.answer, self._on_answer),
-            (topics.reward, self._on_reward),
-        ):
-            await tail([topic], take, begin="end")
+        takes = {
+            topics.query: self._on_query,
+            topics.context: self._on_context,
+            topics.decision: self._on_decision,
+            topics.search_step: self._on_step,
+            topics.attempt_failed: self._on_failure,
+            topics.answer: self._on_answer,
+        }
+        # One reader: a fetch then brings the records of all of these topics, in any order.
+        await tail(list(takes), lambda record: takes[record.topic](record), begin="end")
+        await tail([topics.reward], self._on_reward, begin="end")
         self.runtime.background("spans", self._export)
         self.runtime.closers.append(self._close)
+
+    def _of(self, query_id: str) -> QueryTrace:
+        """Return what is known of a query, whichever of its records comes first."""
+        found = self._open.setdefault(query_id, QueryTrace(query_id))
+        if len(self._open) > MOST:
+            self._open.popitem(last=False)
+        return found
 
     def _on_query(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             query = decode(record.value, Query)
-            if query.query_id in self._open:
-                return
-            self._open[query.query_id] = QueryTrace(query.query_id, query, record.timestamp_ms)
-            if len(self._open) > MOST:
-                self._open.popitem(last=False)
+            found = self._of(query.query_id)
+            if found.query is None:
+                found.query, found.asked_ms = query, record.timestamp_ms
 
     def _on_context(self, record: ConsumerRecord) -> None:
         # Contexts are keyed by shard.
-        if (found := self._open.get(quick_id(record.value) or "")) is not None:
+        if (query_id := quick_id(record.value)) is not None:
+            found = self._of(query_id)
             found.context_ms = found.context_ms or record.timestamp_ms
 
     def _on_decision(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             made = decode(record.value, Decision)
-            if (found := self._open.get(made.query_id)) is not None:
-                found.decisions.setdefault(made.attempt, (record.timestamp_ms, made))
+            self._of(made.query_id).decisions.setdefault(made.attempt, (record.timestamp_ms, made))
 
     def _on_step(self, record: ConsumerRecord) -> None:
         key = (record.key or b"").decode(errors="replace")
         with contextlib.suppress(UniscaleError, KeyError, TypeError, ValueError):
-            if (found := self._open.get(key)) is not None:
-                step = step_of(load(record.value), record.timestamp_ms)
-                if all((s.attempt, s.number) != (step.attempt, step.number) for s in found.steps):
-                    found.steps.append(step)
+            step, found = step_of(load(record.value), record.timestamp_ms), self._of(key)
+            if all((s.attempt, s.number) != (step.attempt, step.number) for s in found.steps):
+                found.steps.append(step)
 
     def _on_failure(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             failed = decode(record.value, AttemptFailed)
-            if (found := self._open.get(failed.query_id)) is not None:
-                found.failures.setdefault(failed.attempt, (record.timestamp_ms, failed))
+            self._of(failed.query_id).failures.setdefault(failed.attempt, (record.timestamp_ms, failed))
 
     def _on_answer(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             answer = decode(record.value, Answer)
-            found = self._open.get(answer.query_id)
-            if found is not None and found.answer is None:
+            found = self._of(answer.query_id)
+            if found.answer is None:
                 found.answer = record.timestamp_ms, answer
                 self._due[answer.query_id] = self.runtime.monotonic() + LINGER_S
 
@@ -137,6 +141,9 @@ class TracerService:
 
     def _answered(self, query_id: str) -> None:
         if (found := self._open.get(query_id)) is None:
+            return
+        if found.query is None:  # it was sent before the tracer started
+            del self._open[query_id]
             return
         self._spans.add(found, found.spans(contents=self._spans.contents))
         for exported in (found.decisions, found.steps, found.failures):

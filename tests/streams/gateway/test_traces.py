@@ -1,7 +1,9 @@
 """Traces of queries: spans and their ids from the records, exported to a collector that was really run."""
 
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from agents.catalogue.models import Sampling
 from agents.serving.engine import Drafted, Prefix
 from agents.serving.errors import EngineFaultError
 from agents.serving.recorded import RecordedEngine
-from streams.trace import is_wanted
+from streams.services.tracer import SpanExporting, TracerService
+from streams.trace import QueryTrace, is_wanted
 from tests.support.collector import Collector
 from tests.support.gateway_deployment import ASK, DEPLOYED, PLAIN, Deploy, GatewayDeployment
 from tests.support.recorded import question
@@ -67,6 +70,43 @@ def test_a_query_is_one_trace_across_all_services(traced: GatewayDeployment, col
         assert span.start_time_unix_nano <= span.end_time_unix_nano <= root.end_time_unix_nano + 5e6, (
             span.name
         )
+
+
+def test_records_in_any_order_make_the_same_trace(
+    traced: GatewayDeployment, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with traced.http() as client:
+        query_id = client.post(ASK, json={**PLAIN, "uniscale": {"reference": "5"}}).json()["id"]
+    traced.closing(query_id)
+    trace = QueryTrace(query_id).context[0]
+
+    def of_trace(found: Collector) -> set[tuple[str, bytes, bytes]]:
+        return {
+            (each.name, each.span_id, each.parent_span_id)
+            for each in found.spans
+            if each.trace_id.hex() == trace
+        }
+
+    traced.until(lambda: any(name == "grading" for name, *_ in of_trace(collector)))
+    other = Collector()
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", other.url)
+    runtime: Any = SimpleNamespace(monotonic=lambda: 0.0)
+    service, topics = TracerService(runtime, SpanExporting()), traced.topics
+    for topic, take in (
+        (topics.answer, service._on_answer),
+        (topics.search_step, service._on_step),
+        (topics.decision, service._on_decision),
+        (topics.context, service._on_context),
+        (topics.query, service._on_query),
+        (topics.reward, service._on_reward),
+    ):
+        for record in reversed(traced.records(topic)):
+            take(record)
+    asyncio.run(service._close())
+    assert of_trace(other) == of_trace(collector)
+    assert len(of_trace(other)) > 5
+    other.shutdown()
 
 
 class Failing(RecordedEngine):
