@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
     """Ask, wait for the traces, and draw one with two attempts and one with a search of three steps."""
     collector = Collector()
     threading.Thread(target=collector.serve_forever, daemon=True).start()
-    os.environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
     with pytest.MonkeyPatch.context() as patched, TemporaryDirectory() as state:
         run_on(patched, Slow)
         settings = recorded_in_memory(Path(state), recorded_paths(12, samples=3, steps=(1, 3)))

@@ -5,6 +5,7 @@ No query waits for the tracer or needs it. A query that was sent before the trac
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from opentelemetry import trace as otel
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision as SamplerDecision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -30,8 +31,13 @@ from streams.log.base import ConsumerRecord
 from streams.runtime.runtime import Runtime
 from streams.trace import QueryTrace, SpanData, is_off, step_of
 
+log = logging.getLogger("streams.tracer")
+
 MOST: Final = 20_000
 """Maximum queries kept until their Reward; the oldest are dropped first."""
+
+BATCH: Final = 512
+"""Spans in one request to the collector, OpenTelemetry's default."""
 
 LINGER_S: Final = 2.0
 """Seconds from an Answer until its trace is exported, because there is no order across topics."""
@@ -138,6 +144,7 @@ class TracerService:
             now_s = self.runtime.monotonic()
             while self._due and next(iter(self._due.values())) <= now_s:
                 self._answered(self._due.popitem(last=False)[0])
+            await self._spans.export()
 
     def _answered(self, query_id: str) -> None:
         if (found := self._open.get(query_id)) is None:
@@ -158,7 +165,7 @@ class TracerService:
     async def _close(self) -> None:
         for query_id in list(self._due):
             self._answered(query_id)
-        await asyncio.to_thread(self._spans.close)
+        await self._spans.close()
 
 
 class SpanExporting:
@@ -178,13 +185,14 @@ class SpanExporting:
             raise MissingExporter(str(error)) from error
         name = os.environ.get("OTEL_SERVICE_NAME", "uniscale-streams")
         self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
-        self._processor = BatchSpanProcessor(OTLPSpanExporter())
+        self._exporter = OTLPSpanExporter()
+        self._made: list[ReadableSpan] = []
         self._scope = InstrumentationScope("uniscale.streams")
         self._off = is_off(os.environ)
         self.contents = os.environ.get(CONTENTS, "").lower() == "true"
 
     def add(self, query: QueryTrace, spans: Iterable[SpanData]) -> None:
-        """Export spans of a query, in the background.
+        """Make spans of a query, for the next export.
 
         They are made whole, as a started span would ask the sampler and copy its attributes once more for each.
         """
@@ -199,7 +207,7 @@ class SpanExporting:
         if self._off or not self._sampled(int(trace_id, 16), client):
             return
         for span in spans:
-            self._processor.on_end(
+            self._made.append(
                 ReadableSpan(
                     span.name,
                     own(span.key),
@@ -222,9 +230,28 @@ class SpanExporting:
         chosen = self._provider.sampler.should_sample(context, trace_id, "query", SpanKind.SERVER)
         return chosen.decision is SamplerDecision.RECORD_AND_SAMPLE
 
-    def close(self) -> None:
+    async def export(self) -> None:
+        """Export the spans made so far, in one request after another: none is dropped while the collector keeps up.
+
+        If it refuses some, or does not answer within `OTEL_EXPORTER_OTLP_TIMEOUT`, all are dropped.
+        """
+        while self._made:
+            batch, self._made = self._made[:BATCH], self._made[BATCH:]
+            if not await asyncio.to_thread(self._taken, batch):
+                lost, self._made = len(batch) + len(self._made), []
+                log.warning("%d spans are lost: the collector did not take them", lost)
+
+    def _taken(self, batch: list[ReadableSpan]) -> bool:
+        try:
+            return self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:  # whatever a wrong address or certificate raises
+            log.exception("a request to the collector failed")
+            return False
+
+    async def close(self) -> None:
         """Export the remaining spans and shut down."""
-        self._processor.shutdown()  # type: ignore[no-untyped-call]  # it has no annotations
+        await self.export()
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # it has no annotations
 
 
 def _ns(ms: float) -> int:

@@ -13,7 +13,7 @@ from agents.serving.engine import Drafted, Prefix
 from agents.serving.errors import EngineFaultError
 from agents.serving.recorded import RecordedEngine
 from streams.services.tracer import SpanExporting, TracerService
-from streams.trace import QueryTrace, is_wanted
+from streams.trace import QueryTrace, SpanData, is_wanted
 from tests.support.collector import Collector
 from tests.support.gateway_deployment import ASK, DEPLOYED, PLAIN, Deploy, GatewayDeployment
 from tests.support.recorded import question
@@ -34,7 +34,6 @@ def collector() -> Iterator[Collector]:
 def traced(deploy: Deploy, collector: Collector) -> Iterator[GatewayDeployment]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        patched.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         yield deploy((*DEPLOYED, "tracer"))
 
 
@@ -109,6 +108,29 @@ def test_records_in_any_order_make_the_same_trace(
     other.shutdown()
 
 
+def test_a_burst_of_spans_is_exported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Collector()
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
+    exporting = SpanExporting()
+    for number in range(300):
+        steps = [SpanData(f"step {at}", "burst", "", 0.0, 1.0) for at in range(10)]
+        exporting.add(QueryTrace(f"q-{number}"), steps)
+    asyncio.run(exporting.close())
+    assert len(found.named("burst")) == 3000
+    found.shutdown()
+
+
+def test_a_collector_that_refuses_costs_spans_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "no address")
+    exporting = SpanExporting()
+    exporting.add(QueryTrace("q-1"), [SpanData("query", "query", "", 0.0, 1.0)])
+    asyncio.run(exporting.close())
+    assert "1 spans are lost: the collector did not take them" in caplog.text
+
+
 class Failing(RecordedEngine):
     """Fails a client's search at its first or second step."""
 
@@ -135,7 +157,6 @@ def test_each_attempt_is_a_span_with_its_error(deploy: Deploy, monkeypatch: pyte
     collector = Collector()
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     site = deploy((*DEPLOYED, "tracer"), attempts=2, warm_up=50)
     ask_all(site, collector)
     twice = [each for each in collector.named("query") if attributes(each)["uniscale.attempts"] == 2]
