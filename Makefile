@@ -71,7 +71,7 @@ test-long: lint ## Every test, soaks and kills included
 
 test-page: $(STAMP) ## Drive the page in Chromium; installs requirements/page.txt first
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --require-hashes -r requirements/page.txt
-	$(BIN)/python -m pytest tests/integration/test_page.py tests/streams/gateway/test_page_load.py \
+	$(BIN)/python -m pytest tests/integration/test_page.py tests/streams/gateway/test_page_load.py tests/streams/gateway/test_page_attempts.py \
 		tests/streams/demo/test_report_in_browser.py $(ARGS)
 
 test-clients: $(STAMP) ## Ask the gateway with Node's client, LangChain, LiteLLM and agent frameworks; installs them first
