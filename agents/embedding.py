@@ -1,4 +1,4 @@
-"""Text to unit vector: the encoder protocol, the vectors of actions, and Query to Context (§3.1)."""
+"""Text to unit vector: the encoder protocol, action vectors, and Query to Context (§3.1)."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from schemas.errors import UniscaleError
 from schemas.query import Origin, Query, QueryContext
 
-# Errors in computing the vector of a text.
+# Errors in computing a text's vector.
 #
 # UniscaleError
 # └── EncoderError
@@ -26,7 +26,7 @@ from schemas.query import Origin, Query, QueryContext
 
 
 class EncoderError(UniscaleError):
-    """The vector of a text could not be computed."""
+    """A text's vector could not be computed."""
 
     instead = (
         "the encoder gives this text no vector; shorten or change it, or ask the operator, whose log says why"
@@ -34,7 +34,7 @@ class EncoderError(UniscaleError):
 
 
 class EncoderFilesError(EncoderError):
-    """A file that the encoder needs is missing or is not the pinned one."""
+    """A file needed by the encoder is missing or is not the pinned one."""
 
 
 class EncoderRefused(EncoderError):
@@ -42,48 +42,47 @@ class EncoderRefused(EncoderError):
 
 
 class EncoderUnavailable(EncoderError):
-    """The server gave no usable answer within the allowed number of attempts."""
+    """The server returned no usable answer within the allowed number of attempts."""
 
     instead = "the encoder does not answer at present; try again later"
 
 
 class TextUnanswered(EncoderUnavailable):
-    """The server gave no usable answer to this text but embedded another: a load balancer or the text is at fault."""
+    """The server failed to answer for this text but embedded another: a load balancer or the text is at fault."""
 
     instead = "the encoder does not answer to this text; shorten or change it, or try again later"
 
 
 class BadEmbedding(EncoderError):
-    """The vector of some text in the reply is missing, has the wrong dimension, or cannot be scaled to unit length."""
+    """A text's vector is missing from the reply, has the wrong dimension, or cannot be scaled to unit length."""
 
 
-# Text to unit vector: the guarantees of every encoder.
+# Text to unit vector: the guarantees that every encoder makes.
 #
 # `minilm.py` runs an encoder in this process, and `HttpEncoder` calls a server. The policy relies on these guarantees:
-# rows have unit length (their norm sets the scale of α), all are finite and non-zero, and the vector of a text does not
-# depend on the other texts of a batch.
+# rows have unit length (their norm sets the scale of α), all are finite and non-zero, and a text's vector does not
+# depend on the other texts in a batch.
 
 Vectors = npt.NDArray[np.float32]
 
-# Replaces a text without any visible character, which some servers reject. Any fixed text would do.
+# Replaces text without any visible characters, which some servers reject. Any fixed text would do.
 EMPTY_TEXT = "(empty)"
-# A sentence encoder's vectors have lengths of about 1 to 10 before they are scaled. Below this length, the direction is
-# noise.
+# A sentence encoder's vectors have lengths of about 1 to 10 before scaling. Below this length, the direction is noise.
 LEAST_NORM = 1e-6
 
 
 @runtime_checkable
 class Encoder(Protocol):
-    """The protocol of encoders, which map texts to unit vectors."""
+    """The protocol for encoders, which map texts to unit vectors."""
 
     @property
     def name(self) -> str:
-        """Return the name of the model."""
+        """Return the model's name."""
         ...
 
     @property
     def version(self) -> str:
-        """Return the version of its files or server, if known."""
+        """Return the version of the encoder's files or server, if known."""
         ...
 
     @property
@@ -101,12 +100,12 @@ class Encoder(Protocol):
 
 
 def encoder_id(encoder: Encoder) -> str:
-    """Return name, version and dimension as one word, which is recorded as a vector's provenance."""
+    """Return the name, version and dimension as one word, which is recorded as a vector's provenance."""
     return f"{encoder.name}@{encoder.version}/{encoder.dimension}"
 
 
 def readable(text: str) -> str:
-    r"""Return the text to encode, which is never empty and always valid UTF-8.
+    r"""Return the text to encode, which is never blank and always valid UTF-8.
 
     >>> readable(" \n"), readable("a\ud800b")
     ('(empty)', 'a?b')
@@ -115,12 +114,12 @@ def readable(text: str) -> str:
 
 
 def unit_rows(rows: npt.NDArray[np.floating], count: int, dimension: int) -> Vectors:
-    """Return rows scaled to unit length.
+    """Return the rows, scaled to unit length.
 
     Args:
         rows: Vectors computed by an encoder, shape (count, dimension).
         count: Number of texts.
-        dimension: Required length of every vector.
+        dimension: Required number of components in each vector.
 
     Raises:
         BadEmbedding: The shape is wrong, a number is not finite, or a row has no direction.
@@ -145,8 +144,8 @@ def unit_rows(rows: npt.NDArray[np.floating], count: int, dimension: int) -> Vec
 
 # Actions as vectors: their descriptions are embedded by the encoder that embeds the queries, once per text.
 #
-# The optional cache has one file per text, named after encoder and text, so that a change of either results in a
-# different file and two processes can share a folder. An invalid file is computed again.
+# The optional cache has one file per text, named after the encoder and the text, so that a change to either results in
+# a different file, and two processes can share a folder. If a file is invalid, its vector is recomputed.
 
 
 def embed_actions(encoder: Encoder, descriptions: Sequence[str], cache: Path | None = None) -> Vectors:
@@ -154,9 +153,9 @@ def embed_actions(encoder: Encoder, descriptions: Sequence[str], cache: Path | N
 
     Args:
         encoder: The encoder that embeds the queries.
-        descriptions: Descriptions of actions (App. B.2).
-        cache: A folder in which to store vectors; None computes all of them. Vectors that do not fit on the disk are
-            computed again.
+        descriptions: Action descriptions (App. B.2).
+        cache: A folder for storing vectors; None to compute all of them. Vectors that do not fit on the disk are
+            recomputed.
 
     Raises:
         EncoderError: The encoder could not compute a vector.
@@ -188,7 +187,7 @@ def _read(file: Path, dimension: int) -> Vectors | None:
 
 
 def _write(file: Path, row: Vectors) -> None:
-    """Write a vector under a temporary name first, so that a reader sees all of it or nothing. Ignore a full disk."""
+    """Write a vector under a temporary name first, so that readers see all of it or nothing. Ignore a full disk."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent)
@@ -206,7 +205,7 @@ def _write(file: Path, row: Vectors) -> None:
 
 
 class ArrivedQuery(NamedTuple):
-    """A query with its topic position and its append time on the broker, in ms since the epoch."""
+    """A query, with its topic position and its append time on the broker, in ms since the epoch."""
 
     query: Query
     origin: Origin
@@ -214,10 +213,10 @@ class ArrivedQuery(NamedTuple):
 
 
 def embedded_text(query: Query) -> str:
-    """Return the text to embed for a query: its question, with the newest message of a conversation first.
+    """Return the text to embed for a query: its question, with a conversation's newest message first.
 
     An encoder reads only the first few hundred tokens. With the newest message first, the oldest messages are cut off
-    instead of the question.
+    rather than the question.
     """
     if query.messages is None:
         return query.question
@@ -226,11 +225,11 @@ def embedded_text(query: Query) -> str:
 
 
 def embed(arrivals: Sequence[ArrivedQuery], *, encoder: Encoder) -> tuple[QueryContext, ...]:
-    """Return the context of each arrival, in order.
+    """Return the context for each arrival, in order.
 
     Args:
         arrivals: One or more queries. A query's vector does not depend on the others.
-        encoder: The encoder that also embeds the actions, because vectors of different encoders cannot be combined.
+        encoder: The same encoder that embeds the actions, since vectors from different encoders cannot be combined.
 
     Raises:
         EncoderError: The encoder could not compute a vector. No state changes, so all arrivals may be retried.
@@ -249,5 +248,5 @@ def embed(arrivals: Sequence[ArrivedQuery], *, encoder: Encoder) -> tuple[QueryC
 
 
 def to_bytes(vectors: Vectors) -> bytes:
-    """Return vectors in wire format, which is little-endian float32."""
+    """Return the vectors in wire format, which is little-endian float32."""
     return vectors.astype("<f4").tobytes()

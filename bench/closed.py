@@ -1,7 +1,7 @@
 """The decider after many queries: memory, startup time, and whether duplicates of ended queries are recognised.
 
 The decider's own code (`Decider`, `LearnerLog`) writes the learner's log to a broker, row by row, with its snapshots
-and tombstones. Then a decider process starts from this log and reports the time it spends reading and folding. For
+and tombstones. A decider process then starts from this log and reports the time it spends reading and folding. For
 queries beyond `lived`, only the ids of ended queries are recorded, because such queries do not add to the policy's size
 and their rows would have left the log.
 
@@ -60,10 +60,10 @@ def measure(
     """Return the decider's memory, startup time and handling of duplicates.
 
     Args:
-        settings: The deployment's settings, with the catalogue whose actions are chosen.
+        settings: The deployment's settings, including the catalogue to choose actions from.
         queries: Number of ended queries.
-        lived: Number of these queries that are decided and learned from; for the others, only ids are recorded.
-        half: Length of s_q and of s_a; d is twice that.
+        lived: How many of these queries are decided and learned from; for the others, only ids are recorded.
+        half: The length of s_q and of s_a; d is twice that.
         say: Called with a line for each stage.
 
     Raises:
@@ -106,7 +106,7 @@ def measure(
 
 
 def _snapshot_every(settings: Settings, queries: int, lived: int) -> int:
-    """Return the configured interval, reduced if necessary so that the recorded ids get into a snapshot."""
+    """Return the configured interval, reduced if necessary so that a snapshot includes the recorded ids."""
     every = settings.policy.snapshot_every
     return every if lived == queries else min(every or lived, lived)
 
@@ -280,7 +280,7 @@ def _started(settings: Settings, encoder: Encoder, queries: int, seq: int, log: 
 
 
 def _recovery_seconds(port: int) -> dict[str, float]:
-    """Return the seconds that the decider's recovery took, by part, from its metrics; empty until it has recovered."""
+    """From the decider's metrics, return how many seconds each part of its recovery took; empty until it recovers."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
         text = page.read().decode()
     found = re.findall(r'^uniscale_recovery_seconds{part="(\w+)"} (\S+)$', text, re.MULTILINE)
@@ -290,8 +290,8 @@ def _recovery_seconds(port: int) -> dict[str, float]:
 def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:
     """Send Contexts of ended queries, half of them with a new origin; return how many were refused as duplicates.
 
-    A Context with the original origin gets its Decision again as long as the query's row is in the log. The sequence
-    number of that Decision is below `seq`.
+    A Context with the original origin gets its Decision again as long as the query's row is in the log. That Decision's
+    sequence number is below `seq`.
 
     Raises:
         LookupError: no new query is decided, or a query that had ended is decided again.
@@ -322,7 +322,7 @@ def _decisions(settings: Settings) -> list[Decision]:
 
 
 def _memory_mb(pid: int) -> dict[str, float]:
-    """Return the current and peak resident memory of a process, in MB."""
+    """Return a process's current and peak resident memory, in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     sizes = {name: rest for name, _, rest in (line.partition(":") for line in lines)}
     return {name: round(int(sizes[name].split()[0]) / 1024, 1) for name in ("VmRSS", "VmHWM")}

@@ -1,6 +1,6 @@
 """`python -m bench`: each command measures one thing and prints or writes JSON. SIGTERM stops everything it started.
 
-A benchmark's module is imported only when its command runs, so that `--help` does not wait for numpy and the like.
+A benchmark's module is imported only when its command runs, so that `--help` does not have to wait for numpy and such.
 """
 
 import os
@@ -94,7 +94,7 @@ def audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
 def measure_gateway(
     settings: Settings, /, one_by_one: int | None, kind: str, out: Path, **options: Any
 ) -> None:
-    """Measure requests per second and latency of the gateway at 1, 4, 32 and 256 connections; write OUT.
+    """Measure the gateway's requests per second and latency at 1, 4, 32 and 256 connections; write OUT.
 
     Three sides take turns and get requests from the same client: the gateway with the hashed encoder (`ours`), the
     gateway with the real encoder (`ours_minilm`), and LiteLLM's proxy with mock answers (`litellm`). A search has one
@@ -152,7 +152,7 @@ def measure_gateway(
 def measure_ttft(settings: Settings, /, kind: Any, **options: Any) -> None:
     """Measure the time to the first token from a server, and from the gateway of a whole deployment in front of it.
 
-    Prints one JSON object: the p50 and p95 of both, by number of open streams, and how much later the gateway's median
+    Prints one JSON object: the p50 and p95 for both, by number of open streams, and how much later the gateway's median
     is.
     """
     from bench.ttft import FirstTokenPlan, measure
@@ -221,7 +221,7 @@ _BROKER: Final = click.option(
 def closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | None) -> None:
     """Write the log of QUERIES ended queries, start the decider on it, and send duplicates. The last line is JSON.
 
-    `rss_mb` and `peak_mb` are the decider's resident memory. `ready_s` counts from the start of its process and
+    `rss_mb` and `peak_mb` are the decider's resident memory. `ready_s` is measured from the start of its process and
     includes `read_s` for reading the log and `fold_s` for folding the rows after the newest snapshot. Half of
     `duplicates_sent` are redeliveries, which are skipped; the others reuse an id and are refused.
     """
@@ -254,7 +254,7 @@ def kills(ctx: click.Context, /, kind: str | None, **plan: Any) -> None:
 
     A recovery lasts from the kill until the reward of a query sent at that moment is closed. `ready_s` is the time
     until the service's next process is ready. Each process lives for a minute before it is killed, so a round takes
-    little more than a minute. All other queries must end with a closed reward, too.
+    little more than a minute. All other queries must also end with a closed reward.
     """
     from bench.kills import measure
 
@@ -295,13 +295,13 @@ def _measured(
 @click.option("--outcomes", type=click.IntRange(min=10), default=2560, help="Learned in all.")
 @click.option("--runs", type=click.IntRange(min=1), default=3, help="Figures are the least of so many.")
 def measure_refit(**sizes: int) -> None:
-    """Measure the processor time of each refit of a contextual policy without a prior, and print JSON."""
+    """Measure the processor time of each refit by a contextual policy without a prior, and print JSON."""
     from bench.refit import measure
 
     click.echo(orjson.dumps(measure(**sizes), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
 
 
-# `gpu`: eFLOPs compared with the seconds of a GPU.
+# `gpu`: eFLOPs compared with seconds on a GPU.
 
 
 @main.command("gpu")
@@ -319,9 +319,9 @@ def measure_gpu(
 ) -> None:
     """Measure Qwen3 models with random weights on a GPU, and compare the seconds with eFLOPs; write OUT.
 
-    Decoding is measured by batch and context, and reading prompts by length. Needs a CUDA device, with torch and
+    Decoding is measured by batch and context, and prompt reading by length. Needs a CUDA device, with torch and
     transformers to use it; the six models take five minutes on an H100. Models and batches that do not fit in its
-    memory are left out. Prints the tables. Without a GPU it says so and exits with 1.
+    memory are left out. Prints the tables. Without a GPU, says so and exits with 1.
     """
     from bench import gpu
     from bench.gpu_timing import QWEN3, NoGPU
@@ -356,7 +356,7 @@ def measure_latency(ctx: click.Context, queries: int, kind: str | None, out: Pat
     """Measure the time of live queries by component, compared with the lab; print the table and write OUT.
 
     Starts a deployment with the catalogue's models and sends the demo's questions, one after another, with the
-    objective quality-priority, as in the lab. With `--broker none` it sends nothing, but reads the latest Answers of
+    objective quality-priority, as in the lab. With `--broker none` it sends nothing, but reads the latest Answers from
     the deployment at --bootstrap, regardless of the load there.
     """
     from bench import latency
@@ -428,7 +428,7 @@ def streams(
     out: Path,
     **options: int,
 ) -> None:
-    """Measure queries per second and the latency of each stage, with engines that answer at once; write OUT.
+    """Measure queries per second and each stage's latency, with engines that answer at once; write OUT.
 
     Three configurations take turns: with the encoder, without it, and without it at one step per query. Apache Kafka is
     measured if KAFKA_HOME is set or shared/kafka is beside the checkout. Then the catalogue's largest model runs on
@@ -444,7 +444,7 @@ def streams(
     if against is not None:
         found["against"] = {"versions": versions(against), "brokers": {}}
     for kind in kinds:
-        # The embedded broker is a tenth as fast and meant only for trials, so fewer queries suffice.
+        # The embedded broker is a tenth as fast and only meant for trials, so fewer queries suffice.
         on_kafka = kind == "kafka"
         plan = StreamPlan(queries=queries if on_kafka else max(queries // 4, 20), **options)
         sides = {"here": partial(round_here, kind, settings, plan)}
@@ -509,9 +509,9 @@ def memory(
     ceiling: int | None,
     rows: int | None,
 ) -> None:
-    """Measure the memory of broker, services and engines together while the demo's questions are answered.
+    """Measure the combined memory of broker, services and engines while the demo's questions are answered.
 
-    With --open, measure instead the bytes of an open row in the decider's memory and file, and in its snapshots.
+    With --open, instead measure how many bytes an open row takes in the decider's memory, its file and its snapshots.
     """
     from bench import open_rows
     from bench.memory import measure
@@ -573,7 +573,7 @@ def measure_soak(
 ) -> None:
     """Put a whole deployment under steady load, append its processes' resource use to one FILE, and audit the log.
 
-    With --report, fit the hourly growth of memory, descriptors and loop lag to the samples of all FILES, and exit with
+    With --report, fit the hourly growth of memory, descriptors and loop lag to the samples in all FILES, and exit with
     1 if growth may exceed a bound, or if anything was lost.
     """
     from bench import soak

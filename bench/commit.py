@@ -1,11 +1,11 @@
-"""The commit of a checkout, which every result names."""
+"""A checkout's commit, which every result names."""
 
 import subprocess
 from pathlib import Path
 
 
 def commit_of(checkout: Path) -> str:
-    """Return the commit of a checkout, marked `-dirty` if files have changed since; `unknown` without a repository."""
+    """Return a checkout's commit, marked `-dirty` if files have changed since; `unknown` without a repository."""
     told = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=checkout, capture_output=True, text=True, check=False
     )

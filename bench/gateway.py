@@ -2,7 +2,7 @@
 
 The gateway's side is the whole product: before a request is answered, a Query, a Decision, a step and an Answer are on
 the broker. Its engine is a recording and each search has one step, so that no model is measured. LiteLLM answers from
-its own mock. Both sides have the same client. They alternate, in reversed order every other round, and each turn
+its own mock. Both sides have the same client. They alternate, in reverse order every other round, and each turn
 restarts its server.
 """
 
@@ -47,8 +47,8 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seconds: Duration of each measurement.
-        rounds: Number of turns of each side.
-        connections: The loads of a turn, as numbers of connections, in order.
+        rounds: Number of turns for each side.
+        connections: The loads in a turn, as numbers of connections, in order.
         sides: The sides to measure.
     """
 
@@ -63,10 +63,10 @@ class ServerUnderLoad(msgspec.Struct, frozen=True):
 
     Attributes:
         url: Base URL of the server's endpoint.
-        model: Model name in requests.
+        model: Model name to use in requests.
         groups: Process groups whose CPU time is measured, keyed by name.
-        stored: Returns how many records of each kind the broker holds; empty for a server without a broker.
-        hops: Returns the p50 and p95 of each hop of the latest queries, in ms; empty for a server without a broker.
+        stored: Returns how many records of each kind are on the broker; empty for a server without a broker.
+        hops: Returns the p50 and p95 of each hop for the latest queries, in ms; empty for a server without a broker.
     """
 
     url: str
@@ -83,13 +83,13 @@ def measure(
     python: Path | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Return the figures of each side, by number of connections.
+    """Return each side's figures, by number of connections.
 
     Args:
         settings: Settings common to all turns.
         broker: A running broker.
         plan: The extent of the measurement.
-        python: The Python of LiteLLM's environment; None to skip that side.
+        python: The Python in LiteLLM's environment; None to skip that side.
         say: Called with a line for each measurement.
 
     Raises:
@@ -132,14 +132,14 @@ def measure(
 def one_by_one(settings: Settings, kind: Any, queries: int, folder: Path) -> dict[str, Any]:
     """Return the latency with and without the models' share, one question at a time, on an idle system.
 
-    The whole product runs as `up` starts it, including the models. The questions are sums, and each is asked once, with
-    the model `auto`.
+    The whole product runs as `up` starts it, including the models. The questions are sums, each asked once, with the
+    model `auto`.
 
     Args:
         settings: The system's settings.
         kind: The broker to start.
         queries: Number of questions.
-        folder: Folder for the system's state and log.
+        folder: The folder for the system's state and log.
 
     Returns:
         For the first question, the median and the last question (`first`, `median` and `last`), in seconds:
@@ -192,7 +192,7 @@ def _asked(client: httpx.Client, question: str) -> dict[str, float]:
 
 
 def summary(runs: Sequence[LoadFigures]) -> dict[str, Any]:
-    """Return the medians over the rounds, and the throughput of each round."""
+    """Return the medians over the rounds, and each round's throughput."""
     return {
         "requests_per_s": float(median(run.requests_per_s for run in runs)),
         "p50_ms": _median(run.p50_ms for run in runs),
@@ -232,7 +232,7 @@ def _turn(
 ) -> tuple[dict[int, LoadFigures], dict[str, float], dict[str, dict[str, float]]]:
     """Measure one server under every load. Return the figures, the CPU ms per request by process group, and the hops.
 
-    The hops are measured at one connection.
+    The hops are measured with one connection.
     """
     _load(ChatLoad(url=served.url, model=served.model, connections=4, seconds=1.0, warm_s=0.5))
     before = {name: group_cpu_s(group) for name, group in served.groups.items()}
@@ -301,20 +301,20 @@ def _ours(
 
 
 def _stored(settings: Settings, topics: Topics) -> dict[str, int]:
-    """Return how many queries, decisions and answers the broker holds."""
+    """Return how many queries, decisions and answers are on the broker."""
     kinds = {"query": topics.query, "decision": topics.decision, "answer": topics.answer}
     with BlockingLog(settings) as log:
         return {kind: sum(log.end_offsets([topic]).values()) for kind, topic in kinds.items()}
 
 
 def _hops(settings: Settings, groups: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the p50 and p95, in ms between append times on the broker, of each hop of the latest hundred queries."""
+    """Return each hop's p50 and p95 for the latest hundred queries, in ms between append times on the broker."""
     answered = [one for one in read_timelines(settings, groups).by_id.values() if "answer" in one.at_ms]
     return latencies(sorted(answered, key=lambda one: one.at_ms["query"])[-100:])
 
 
 def group_cpu_s(group: int) -> float:
-    """Return the CPU seconds used by the live processes of a group (Linux)."""
+    """Return the CPU seconds used by a group's live processes (Linux)."""
     used_s = 0.0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):  # the process has ended

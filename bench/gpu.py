@@ -1,14 +1,14 @@
-"""Whether eFLOPs rank and weigh configurations as the seconds of a GPU do, and at which batch.
+"""Tests whether eFLOPs rank and weigh configurations as seconds on a GPU do, and at which batch size.
 
-`gpu_timing` measures the seconds; here they are set against the cost of the same searches in eFLOPs (App. D.3), as
-ratios to one sample of the smallest model. A search reads a prompt of 256 tokens and generates n samples of 512; it is
-not verified. Its seconds are those of the prompt and of 512 steps with n in the batch at context 512, the mean of 256
-to 767. On a busy server other queries fill the batch, and each token is charged its share of a step.
+`gpu_timing` measures the seconds; here they are compared with the same searches' cost in eFLOPs (App. D.3), as ratios
+to one sample from the smallest model. A search reads a prompt of 256 tokens and generates n samples of 512; it is not
+verified. Its seconds are those for the prompt plus 512 steps with n in the batch at context 512, the mean of 256 to
+767. On a busy server other queries fill the batch, and each token is charged its share of a step.
 
-Criteria, written down before the first measurement: two costs are equal if their ratios are within 1.25 of each
-other, roughly equal within 2. They rank alike if 95 % of the pairs are in the same order, apart from pairs within 5 %.
-A model counts as limited by memory, and not by its many small kernels, if a step at batch 1 reads the weights at 60 %
-or more of the bandwidth of a copy. A figure whose repetitions spread by more than 5 % is marked.
+Criteria, written down before the first measurement: two costs are equal if their ratios are within a factor of 1.25 of
+each other, and roughly equal within a factor of 2. They rank alike if 95 % of the pairs are in the same order, ignoring
+pairs within 5 %. A model is considered limited by memory, and not by its many small kernels, if a step at batch 1 reads
+the weights at 60 % or more of a copy's bandwidth. A figure whose repetitions spread by more than 5 % is marked.
 
     python -m bench gpu
     python -m bench gpu --report docs/results/gpu-h100.json    # the tables of an earlier measurement
@@ -37,7 +37,7 @@ ANSWER: Final = 512
 CONTEXT: Final = 512
 LONG: Final = 2048
 BUSY: Final = 64
-"""The batch of a busy server, which other queries fill."""
+"""The batch size on a busy server, where other queries fill the batch."""
 
 EQUAL: Final = 1.25
 ROUGHLY: Final = 2.0
@@ -50,9 +50,9 @@ class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The extent of the measurement.
 
     Attributes:
-        models: Names of the catalogue `qwen3`, the smallest first.
-        batches: How many sequences decode together.
-        repetitions: Timed repetitions of each figure.
+        models: Names in the catalogue `qwen3`, the smallest first.
+        batches: The numbers of sequences to decode together.
+        repetitions: The number of timed repetitions for each figure.
     """
 
     models: tuple[str, ...] = tuple(QWEN3)
@@ -60,7 +60,7 @@ class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
     repetitions: int = 7
 
     def timings(self, model: str) -> dict[str, Any]:
-        """Return the plan of one model as `gpu_timing` takes it."""
+        """Return the plan for one model in the form that `gpu_timing` takes."""
         batches = sorted({*self.batches, *SAMPLES})
         lengths = {"contexts": [CONTEXT, LONG], "prompts": [PROMPT, CONTEXT, LONG]}
         return {"models": [model], "batches": batches, **lengths, "repetitions": self.repetitions}
@@ -76,7 +76,7 @@ def run(plan: GPUPlan, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure, and return the seconds with the date and the commit. Models that do not fit are left out.
 
     Raises:
-        NoGPU: There is no CUDA device with room for a model, or no torch or transformers to use it.
+        NoGPU: There is no CUDA device with room for a model, or torch or transformers is missing.
     """
     found: dict[str, Any] = {}
     for name in plan.models:
@@ -97,11 +97,11 @@ def run(plan: GPUPlan, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def compare(found: Mapping[str, Any], intensity: float = INTENSITY) -> dict[str, Any]:
-    """Return seconds and eFLOPs of the same searches and steps, and how far their ratios are apart.
+    """Return the seconds and eFLOPs for the same searches and steps, and how far apart their ratios are.
 
     Args:
-        found: From `run`.
-        intensity: FLOPs per byte, I of App. D.3.
+        found: The result of `run`.
+        intensity: FLOPs per byte, the I in App. D.3.
     """
     catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "qwen3.yaml")
     models = {each.name: each.architecture for each in catalogue.models if each.architecture is not None}
@@ -123,22 +123,22 @@ def compare(found: Mapping[str, Any], intensity: float = INTENSITY) -> dict[str,
 
 
 class _Timed:
-    """The measured seconds of one model."""
+    """One model's measured seconds."""
 
     def __init__(self, name: str, figures: Mapping[str, Any]) -> None:
         self.shape = QWEN3[name]
         self.steps = {(row["batch"], row["context"]): row for row in figures["decode"]}
         self.prompts = {row["context"]: row for row in figures["prefill"]}
         looked_up = 0 if self.shape.tied else self.shape.vocabulary * self.shape.hidden
-        self.read_bytes = 2 * (figures["parameters"] - looked_up)  # by a step, of the weights
+        self.read_bytes = 2 * (figures["parameters"] - looked_up)  # bytes of the weights that a step reads
 
     def step(self, batch: int, context: int = CONTEXT) -> float | None:
-        """Return the seconds of a step; None if it did not fit in the memory."""
+        """Return how many seconds a step takes; None if it did not fit in memory."""
         seconds: float | None = self.steps.get((batch, context), {}).get("seconds")
         return seconds
 
     def noisy(self, batch: int) -> bool:
-        """Return whether the repetitions of a step spread too much."""
+        """Return whether a step's repetitions spread too much."""
         row = self.steps[batch, CONTEXT]
         return bool(row["most"] - row["least"] > NOISY * row["seconds"])
 
@@ -172,7 +172,7 @@ def _searches(
 def _steps(
     timed: Mapping[str, _Timed], models: Mapping[str, Architecture], intensity: float, bandwidth: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield, for each model, what a step takes at each batch, measured and by the formula for that batch."""
+    """For each model and batch size, yield how long a step takes, as measured and by the formula for that batch."""
     for name, each in timed.items():
         batches = sorted(batch for batch, context in each.steps if context == CONTEXT)
         seconds = {batch: each.step(batch) for batch in batches}
@@ -191,7 +191,7 @@ def _steps(
 
 
 def _within(searches: Sequence[Mapping[str, Any]], bound: float) -> int:
-    """Return of how many searches the ratios are within a factor of each other."""
+    """Return for how many searches the ratios are within a given factor of each other."""
     return sum(_factor(search["eflops_ratio"], search["gpu_ratio"]) <= bound for search in searches)
 
 
@@ -200,7 +200,7 @@ def _factor(one: float, other: float) -> float:
 
 
 def _order(searches: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
-    """Return how many pairs are in the same order in seconds and in eFLOPs, of those that are not nearly equal."""
+    """Among pairs that are not nearly equal, return how many are in the same order in seconds and in eFLOPs."""
     pairs = alike = 0
     for one, other in combinations(searches, 2):
         seconds, eflops = (one[each] / other[each] for each in (key, "eflops_ratio"))
@@ -211,7 +211,7 @@ def _order(searches: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
 
 
 def _worst_by_batch(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return by which factor eFLOPs, at batch 1 as the product counts them, are off at most between two models."""
+    """Return, by batch, the largest factor between two models that eFLOPs, always counted at batch 1, are off by."""
     worst: dict[str, float] = {}
     for batch in steps[0]["seconds"] if steps else ():
         off = [step["tera_eflops"][1] / seconds for step in steps if (seconds := step["seconds"][batch])]
@@ -221,7 +221,7 @@ def _worst_by_batch(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def markdown(compared: Mapping[str, Any]) -> str:
-    """Return the tables of searches and of steps."""
+    """Return the tables of searches and steps."""
     by_model: dict[str, list[Mapping[str, Any]]] = {}
     for search in compared["searches"]:
         by_model.setdefault(search["model"], []).append(search)

@@ -1,10 +1,10 @@
-"""Seconds of decoding and of reading prompts on a GPU, for Qwen3 architectures with random weights.
+"""Times decoding and prompt reading on a GPU, for Qwen3 architectures with random weights.
 
-A pass is transformers' own Qwen3 in bfloat16: each layer compiled by torch, FlashAttention (through SDPA) on a static
-cache as long as the context, all of it captured as one CUDA graph, so that the GPU is timed and not the launching of
-its kernels. Each token is the most probable one; tokenizer, scheduler and network are left out.
+A pass is transformers' own Qwen3 in bfloat16: each layer compiled by torch, with FlashAttention (through SDPA) on a
+static cache as long as the context, and all of it captured as one CUDA graph, so that the GPU is timed rather than the
+launching of its kernels. Each token is the most probable one; tokenizer, scheduler and network are left out.
 
-This file needs torch and transformers and nothing of the product, so that it also runs where only these are installed:
+This file needs torch and transformers but nothing from the product, so it also runs where only those are installed:
 
     python bench/gpu_timing.py < plan.json > measured.json
 """
@@ -21,20 +21,20 @@ from typing import Any, Final, NamedTuple
 
 
 class Shape(NamedTuple):
-    """What determines the sizes of a Qwen3's matrices, from the checkpoint's config.json."""
+    """The fields of a checkpoint's config.json that determine the sizes of a Qwen3's matrices."""
 
     hidden: int
     mlp: int
     layers: int
     query_heads: int
     kv_heads: int
-    tied: bool  # whether the embedding is also the output's matrix
+    tied: bool  # whether the embedding is also the output matrix
     head_dim: int = 128
     vocabulary: int = 151_936
 
     @property
     def kv_bytes(self) -> int:
-        """Return the bytes of one position's keys and values in bfloat16."""
+        """Return how many bytes one position's keys and values take in bfloat16."""
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
@@ -46,24 +46,24 @@ QWEN3: Final = {
     "qwen3-14b": Shape(5120, 17408, 40, 40, 8, tied=False),
     "qwen3-32b": Shape(5120, 25600, 64, 64, 8, tied=False),
 }
-"""By the models' names in the catalogue `qwen3`."""
+"""The shapes, keyed by the models' names in the catalogue `qwen3`."""
 
 _REPETITION_S: Final = 0.1
 
 
 class NoGPU(Exception):
-    """There is no CUDA device, or no torch or transformers to use it."""
+    """There is no CUDA device, or torch or transformers is missing."""
 
 
 def measure(plan: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the device, its ceilings, and the seconds of each model's steps and prompts.
+    """Return the device, its ceilings, and the seconds for each model's steps and prompts.
 
     Args:
-        plan: `models` (names of QWEN3), `batches`, `contexts` and `prompts` (tokens), `repetitions`.
+        plan: `models` (names in QWEN3), `batches`, `contexts` and `prompts` (tokens), `repetitions`.
         say: Called with a line for each figure.
 
     Raises:
-        NoGPU: There is no CUDA device, or no torch or transformers to use it.
+        NoGPU: There is no CUDA device, or torch or transformers is missing.
     """
     try:
         import torch
@@ -95,7 +95,7 @@ def measure(plan: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _model(name: str, plan: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the seconds of one model's steps and prompts. What does not fit in the GPU's memory says so."""
+    """Return the seconds for one model's steps and prompts. Entries that do not fit in the GPU's memory say so."""
     import torch
 
     model = build(QWEN3[name], "cuda")
@@ -121,14 +121,14 @@ def _model(name: str, plan: dict[str, Any], say: Callable[[str], None]) -> dict[
         found[kind].append(row)
         say(f"{name} {kind} {row}")
     del model
-    torch._dynamo.reset()  # what was compiled may hold the weights
+    torch._dynamo.reset()  # compiled code may keep the weights alive
     gc.collect()
     torch.cuda.empty_cache()
     return found
 
 
 def build(shape: Shape, device: str) -> Any:
-    """Return transformers' Qwen3ForCausalLM of a shape, with random bfloat16 weights on a device."""
+    """Return transformers' Qwen3ForCausalLM in a given shape, with random bfloat16 weights on a device."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -157,16 +157,16 @@ def build(shape: Shape, device: str) -> Any:
 
 
 class Slots:
-    """Keys and values of one layer, of a fixed length, of which a pass writes the last positions and reads all.
+    """One layer's keys and values, of a fixed length. A pass writes the last positions and reads all of them.
 
-    Every layer has its own, so that torch compiles one layer and not one for each index in a shared cache.
+    Every layer has its own, so that torch compiles a single layer rather than one for each index in a shared cache.
     """
 
     def __init__(self, keys: Any, values: Any, written: Any) -> None:
         self.keys, self.values, self.written = keys, values, written
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Write the new positions and return all, as a cache of transformers does."""
+        """Write the new positions and return all positions, as a transformers cache does."""
         self.keys.index_copy_(2, self.written, keys)
         self.values.index_copy_(2, self.written, values)
         return self.keys, self.values
@@ -192,12 +192,12 @@ def layer_pass(layer: Any, hidden: Any, cos: Any, sin: Any, slots: Slots) -> Any
 
 
 def whole_pass(model: Any, tokens: Any, slots: Sequence[Slots], layer_pass: Callable[..., Any]) -> Any:
-    """Return the logits after the last token. The tokens are those of the positions that the slots write.
+    """Return the logits after the last token. The tokens belong to the positions that the slots write.
 
     Args:
-        model: From `build`.
-        tokens: [batch, new positions].
-        slots: From `slots_of`.
+        model: A model from `build`.
+        tokens: The tokens, of shape [batch, new positions].
+        slots: The slots from `slots_of`.
         layer_pass: `layer_pass`, or a compiled form of it.
     """
     hidden = model.model.embed_tokens(tokens)
@@ -223,7 +223,7 @@ def _compiled() -> Iterator[Callable[..., Any]]:
 
 
 def _compiled_against_eager(model: Any) -> float:
-    """Return the relative difference of the compiled pass's logits from those of transformers' own forward pass."""
+    """Return the relative difference between the compiled pass's logits and transformers' own forward pass."""
     import torch
 
     tokens = torch.randint(model.config.vocab_size, (2, 96), device="cuda")
@@ -234,7 +234,7 @@ def _compiled_against_eager(model: Any) -> float:
     slots = slots_of(model, 2, 96, 96)
     with torch.no_grad():
         whole_pass(model, tokens, slots, layer_pass)
-    # The last token again, by itself: a step that reads what the prompt has left in the cache.
+    # The last token again, by itself: a step that reads what the prompt left in the cache.
     for own in slots:
         own.written = own.written[-1:]
     with _compiled() as compiled:
@@ -243,7 +243,7 @@ def _compiled_against_eager(model: Any) -> float:
 
 
 def _timed(model: Any, batch: int, context: int, new: int, repetitions: int) -> dict[str, Any]:
-    """Return the seconds of one pass that computes `new` positions of a context for each of a batch."""
+    """Return the seconds for one pass that computes `new` positions of a context for each sequence in a batch."""
     import torch
 
     tokens = torch.randint(model.config.vocab_size, (batch, new), device="cuda")
@@ -269,7 +269,7 @@ def _timed(model: Any, batch: int, context: int, new: int, repetitions: int) -> 
 
 
 def _repeated(run: Callable[[], Any], repetitions: int) -> dict[str, Any]:
-    """Return median, least and most seconds of a run; each repetition is as many runs as take a tenth of a second."""
+    """Return the median, least and most seconds per run; each repetition is enough runs to fill a tenth of a second."""
 
     def one(runs: int) -> float:
         begin, end = _event(), _event()
@@ -303,7 +303,7 @@ def _short(seconds: float) -> float:
 
 
 def _ceilings(repetitions: int) -> dict[str, float]:
-    """Return what the card does at most: bytes a second of a copy, read and written, and FLOP/s of a product."""
+    """Return the card's limits: bytes per second for a copy, read and written, and FLOP/s for a matrix product."""
     import torch
 
     source = torch.randint(255, (4 << 30,), dtype=torch.uint8, device="cuda")

@@ -48,11 +48,12 @@ class Written(NamedTuple):
 
 
 class SyntheticHistory:
-    """The records of a number of queries, in an order in which a running system could have written them.
+    """The records of a number of queries, in an order that a running system could have written them in.
 
     Args:
-        settings: The settings of prefix, catalogue, encoder, policy and seed. Each topic has one partition.
-        began_ms: Time of the first query, ms since the epoch; another query follows every ten milliseconds.
+        settings: The settings, of which prefix, catalogue, encoder, policy and seed are used. Each topic has one
+            partition.
+        began_ms: The time of the first query, ms since the epoch; another query follows every ten milliseconds.
     """
 
     def __init__(self, settings: Settings, began_ms: int) -> None:
@@ -116,7 +117,7 @@ class SyntheticHistory:
     def _searched(
         self, number: int, decision: Decision, rewards: list[tuple[Reward, int]]
     ) -> Iterator[Written]:
-        """Yield the Answer to a query, the feedback on it, and the records that the join writes."""
+        """Yield a query's Answer, the feedback on it, and the records that the join writes."""
         answer = self._answer(number, decision)
         yield self._put(self.topics.answer, answer.query_id.encode(), encode(answer))
         records: list[tuple[Decision | Answer | Feedback | Due, ScoredAnswer | None]] = [(decision, None)]

@@ -10,12 +10,12 @@ that sends as many questions, and with a hostile sixth tenant of each kind.
 **The criterion.** Every figure is compared within a seed; the mean over the seeds has Student's 95 % interval. For
 accuracy, cost and regret, the spread is pooled over all kinds, because none of them should change what is learned and
 all should differ only by chance. A bound is met if the interval does not exceed it. Accuracy, cost, regret and waiting
-time are compared with the mean of the two runs of the honest five alone; they may be worse by 1 point, 5 %, 1.5 points
-and a factor of 2, respectively (a wait below 0.1 s counts as 0.1 s). Decider time and bytes may be at most twice those
-of the run with an honest sixth tenant. Regret is measured in correctness minus a tenth of the relative cost, against
-the cheapest single configuration that is right nearly as often as the best one. The cost of that configuration is the
-unit, so 1 point and 5 % of the cost make 1.5 points. Bytes on disk exclude the sixth tenant's own questions, because a
-key may send 64 MiB per minute.
+time are compared with the mean of the two runs with the honest five alone; they may be worse by 1 point, 5 %, 1.5
+points and a factor of 2, respectively (a wait below 0.1 s is taken as 0.1 s). Decider time and bytes may be at most
+twice those of the run with an honest sixth tenant. Regret is measured in correctness minus a tenth of the relative
+cost, against the cheapest single configuration that is right nearly as often as the best one. That configuration's cost
+is the unit, so 1 point and 5 % of the cost make 1.5 points. Bytes on disk exclude the sixth tenant's own questions,
+because a key may send 64 MiB per minute.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ EACH: Final = 40
 """Number of questions that each honest tenant sends per round; the sixth tenant sends as many as all five together."""
 
 PLACES: Final = 30
-"""Maximum queries in flight, whether five or six tenants are active. A round is larger, so queries have to wait."""
+"""Maximum number of queries in flight with five or six active tenants. A round is larger, so queries have to wait."""
 
 SIXTH: Final = "sixth"
 TEACHES: Final[tuple[Scope, ...]] = ("ask", "feedback", "read", "teach")
@@ -90,9 +90,10 @@ class Corpus(NamedTuple):
 
     Attributes:
         questions: All questions.
-        paths: Outputs of the models.
-        usual: Correctness minus a tenth of the cost (in multiples of `unit`) of the configuration regret refers to.
-        unit: The mean cost of that configuration, in eFLOPs.
+        paths: The models' outputs.
+        usual: For the configuration that regret refers to, correctness minus a tenth of its cost (in multiples of
+            `unit`).
+        unit: That configuration's mean cost, in eFLOPs.
     """
 
     questions: list[Answered]
@@ -105,8 +106,8 @@ class Corpus(NamedTuple):
 def corpus() -> Corpus:
     """Return the live questions of a recording, and paths that reproduce its outcomes.
 
-    A search's seed draws from the paths of its model. The path of a configuration with a single sample is included four
-    times, that of a configuration with four samples or beams twice, and all others once.
+    A search's seed draws from its model's paths. A path is included four times if its configuration has a single
+    sample, twice if it has four samples or beams, and once otherwise.
     """
     table = load_recording(RECORDING)
     numbers = ((each.question_id, as_number(str(each.reference))) for each in questions_in(RECORDING))
@@ -134,7 +135,7 @@ def corpus() -> Corpus:
 
 
 def _paths(table: Outcomes, at: int, arm: int, known: Answered) -> Iterator[RecordedPath]:
-    """Yield the path that a configuration returned for a question, as many times as it is to be included."""
+    """Yield the path that a configuration returned for a question, once for each time it is to be included."""
     of = table.arms[arm]
     cell = {name: float(table.extra[name][0, at, arm]) for name in ("depth", "tokens", "drafts")}
     depth, a_step = max(1, round(cell["depth"])), max(1, round(cell["tokens"] / max(cell["drafts"], 1.0)))
@@ -155,7 +156,7 @@ def _paths(table: Outcomes, at: int, arm: int, known: Answered) -> Iterator[Reco
 
 
 class _Mixture:
-    """The queries of one seed. Those of the honest tenants are the same in every setting."""
+    """One seed's queries. Those of the honest tenants are the same in every setting."""
 
     def __init__(self, seed: int, outcomes: int) -> None:
         asked = corpus().questions
@@ -203,11 +204,11 @@ KINDS: Final[dict[str, Callable[[int, _Mixture], dict[str, Any]]]] = {
         traffic.hard[at], uniscale={"mean_cost": 1e9 * (1.0 + at)}
     ),
 }
-"""The requests of a hostile tenant, keyed by the kind of hostility."""
+"""A hostile tenant's requests, keyed by the kind of hostility."""
 
 ALONE: Final = ("alone", "alone, timed otherwise")
 BUSY: Final = ("an honest sixth",)
-"""The settings with an honest sixth tenant, with which hostile settings are compared."""
+"""The settings with an honest sixth tenant, which hostile settings are compared with."""
 
 UNTAUGHT: Final = "hard questions, and no key teaches"
 """A setting exempt from the bounds: if no key has the scope `teach`, the policy learns from all plain questions."""
@@ -264,7 +265,7 @@ class _Clock:
 
 @contextmanager
 def _watched(clock: _Clock) -> Iterator[None]:
-    """Time the decider's two functions, and embed each text and read the recording only once for all runs."""
+    """Time the decider's two functions. Embed each text, and read the recording, only once for all runs."""
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Decider, *args: Any) -> Any:
@@ -297,20 +298,20 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """The results of one setting, for the five honest tenants unless stated otherwise.
 
     Attributes:
-        setting: Behaviour of the sixth tenant.
-        prior: Initial state of the learner: `shipped` or `none`.
-        seed: Seed of traffic and timing.
+        setting: The sixth tenant's behaviour.
+        prior: The learner's initial state: `shipped` or `none`.
+        seed: Seed for traffic and timing.
         outcomes: Total number of questions from the five honest tenants.
         accuracy: Share of right answers.
         cost: Mean cost of a query, in eFLOPs.
         regret: Regret as defined in the module's docstring.
-        wait_s: 95th percentile of the wait for admission.
-        decider_ms: CPU time of the decider per query, over all tenants.
-        resident: Bytes of state that services keep: table rows, the gateway's index and the learner.
+        wait_s: The 95th percentile of the wait for admission.
+        decider_ms: The decider's CPU time per query, over all tenants.
+        resident: Bytes of state kept by services: table rows, the gateway's index and the learner.
         disk: Bytes on all topics.
-        sent: Bytes of the sixth tenant's queries.
-        refused: Requests of the sixth tenant that the gateway refused.
-        taught: Number of the sixth tenant's outcomes that could be learned.
+        sent: Bytes in the sixth tenant's queries.
+        refused: Number of the sixth tenant's requests that the gateway refused.
+        taught: Number of the sixth tenant's outcomes that could be learned from.
     """
 
     setting: str
@@ -424,7 +425,7 @@ class _Trial:
             except ApiError:
                 self.refused += 1
                 if body == (plain := _body(self.traffic.hard[at])):
-                    await asyncio.sleep(1.0)  # the key has reached its bytes per minute
+                    await asyncio.sleep(1.0)  # the key has reached its limit of bytes per minute
                 body = plain
         if "feedback_wait_s" in body.get("uniscale", {}):
             who = self.gateway.keys.credential(self.keys[SIXTH])
@@ -473,9 +474,9 @@ def lived(setting: str, prior: str, seed: int, outcomes: int) -> Observed:
     """Run one deployment with the given tenant behaviour and return its results.
 
     Args:
-        setting: Behaviour of the sixth tenant.
+        setting: The sixth tenant's behaviour.
         prior: `shipped` or `none`.
-        seed: Seed of traffic and timing.
+        seed: Seed for traffic and timing.
         outcomes: Total number of questions from the five honest tenants; the sixth sends the same total.
     """
     clock = _Clock()
@@ -508,10 +509,10 @@ class Bound(NamedTuple):
     """A figure, and how much worse than its baseline it may be.
 
     Attributes:
-        name: Name of the figure.
+        name: The figure's name.
         beside: The settings whose mean is the baseline.
-        most: Largest allowed difference or ratio.
-        ratio: Whether a ratio is bounded.
+        most: The largest allowed difference or ratio.
+        ratio: Whether the ratio is bounded rather than the difference.
     """
 
     name: str
@@ -605,7 +606,7 @@ def _half(groups: Sequence[Sequence[float]], count: int) -> float:
 
 
 def markdown(table: Sequence[Mapping[str, Any]]) -> str:
-    """Return the report as one table, with a row for each prior and setting and a column for each figure."""
+    """Return the report as a table with a row for each prior and setting and a column for each figure."""
     names = [bound.name for bound in BOUNDS]
     rows: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for each in table:
@@ -640,11 +641,11 @@ def measure(
     """Run every setting that is not in the journal yet, write the report, and return its rows.
 
     Args:
-        settings: Behaviours of the sixth tenant, which are run after the baselines.
-        priors: Initial states of the learner.
-        seeds: Seeds of traffic and timing.
+        settings: The sixth tenant's behaviours, which are run after the baselines.
+        priors: The learner's initial states.
+        seeds: Seeds for traffic and timing.
         outcomes: Total number of questions from the five honest tenants; the sixth sends the same total.
-        out: Folder for `lives.jsonl` (the journal), `report.json` and `report.md`.
+        out: The folder for `lives.jsonl` (the journal), `report.json` and `report.md`.
         say: Called with a line after each run.
     """
     out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Recovery time after a service is killed: from kill -9 to the closed reward of a query sent at that moment.
 
-The services are those of a whole deployment, under a supervisor that restarts them, and other queries keep coming at
-a steady rate. The services are killed in turn, each once it has run for a minute, because the supervisor delays the
+The services belong to a whole deployment, under a supervisor that restarts them, while other queries keep coming at a
+steady rate. The services are killed in turn, each once it has run for a minute, because the supervisor delays the
 restart of a process that ran for less. The others keep running while one recovers, so a round takes little more than a
 minute.
 """
@@ -63,16 +63,16 @@ def measure(
     services: Sequence[str] = (),
     lived_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the seconds of every recovery by service, with the medians and the worst recoveries.
+    """Return how many seconds every recovery took, by service, with the medians and the worst recoveries.
 
     Args:
         settings: The deployment's settings, with a running broker.
-        rounds: How many times each service is killed.
+        rounds: How many times to kill each service.
         rate: Number of other queries per second.
-        engines: Whether the catalogue's engines run; if not, searches take five steps from a recording.
+        engines: Whether to run the catalogue's engines; if not, searches take five steps from a recording.
         say: Called with a line for each kill.
         services: The services to kill; empty for all of them.
-        lived_s: Minimum age of a process before it is killed, in seconds; None for an age at which it is restarted
+        lived_s: A process's minimum age before it is killed, in seconds; None for an age at which it is restarted
             without a pause.
 
     Raises:
@@ -132,7 +132,7 @@ def killed(
         order: The services to kill, in order; a service may appear more than once.
         recovered: Called right after each kill; returns when the deployment serves again.
         say: Called with a line for each kill.
-        lived_s: Minimum age of a process before it is killed, in seconds.
+        lived_s: A process's minimum age before it is killed, in seconds.
 
     Raises:
         ServiceFailed: a service does not recover.
@@ -204,7 +204,7 @@ class _Noted:
 
 
 class Rewards:
-    """Tracks the queries whose reward is closed, in a thread."""
+    """Tracks, in a thread, which queries have a closed reward."""
 
     def __init__(self, settings: Settings) -> None:
         self._follower = EventFollower(settings, ["reward"])

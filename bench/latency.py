@@ -1,7 +1,7 @@
 """The latency of live queries by component: the paper's latency table for them, next to the lab's.
 
-The lab runs one query after another in one process, on its own recording (`docs/results`). The latency of a live query
-has the same components, plus admission and the transport between services.
+The lab runs one query after another in one process, on its own recording (`docs/results`). A live query's latency has
+the same components, plus admission and transport between services.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ _NAMES: Final = {
     "transit_s": "transit",
     "control_s": "rest_of_search",
 }
-"""Row names, keyed by component of `Spent`. Rows shared with `experiments.rerun.latency_table` have the same names."""
+"""Row names, keyed by `Spent` component. Rows shared with `experiments.rerun.latency_table` have the same names."""
 
 
 def ask(settings: Settings, queries: int, folder: Path, say: Callable[[str], None]) -> list[Timeline]:
@@ -70,14 +70,14 @@ def ask(settings: Settings, queries: int, folder: Path, say: Callable[[str], Non
 
 
 def latest(settings: Settings, queries: int) -> list[Timeline]:
-    """Return the timelines of the queries that a running deployment answered last."""
+    """Return the timelines of the queries most recently answered by a running deployment."""
     groups = load_catalogue(Path(settings.catalogue)).groups
     answered = _answered(read_timelines(settings, groups))
     return sorted(answered, key=lambda each: each.at_ms["answer"])[-queries:]
 
 
 def _answered(timelines: Timelines) -> list[Timeline]:
-    """Return the timelines of the queries that a search answered."""
+    """Return the timelines of the queries answered by a search."""
     return [
         each
         for each in timelines.by_id.values()
@@ -86,7 +86,7 @@ def _answered(timelines: Timelines) -> list[Timeline]:
 
 
 def table(timelines: Sequence[Timeline]) -> dict[str, dict[str, float]]:
-    """Return the seconds and percentage of each component, of the remainder (`between_services`), and of the total.
+    """Return the seconds and percentage for each component, the remainder (`between_services`), and the total.
 
     Raises:
         BenchFailed: there is no query.
@@ -110,7 +110,7 @@ def table(timelines: Sequence[Timeline]) -> dict[str, dict[str, float]]:
 
 
 def beside_lab(timelines: Sequence[Timeline], tables: Path = TABLES) -> dict[str, Any]:
-    """Return the tables of the live queries and of the lab, each with its number of queries."""
+    """Return the tables for the live queries and for the lab, each with its number of queries."""
     lab = orjson.loads(tables.read_bytes())
     rounds = lab["latency_run"]["rounds"]
     return {
@@ -120,7 +120,7 @@ def beside_lab(timelines: Sequence[Timeline], tables: Path = TABLES) -> dict[str
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """Return both tables as lines of text, in milliseconds per query and percent."""
+    """Return both tables as lines of text, in milliseconds per query and percentages."""
     live, lab = found["live"], found["lab"]
     lines = [
         f"{'':16}  {'live, ms a query':>16} {'%':>6}  {'lab, ms a query':>16} {'%':>6}",

@@ -1,4 +1,4 @@
-"""Benchmarks of the learner: decide, update, batches, recovery, memory, scaling, and public libraries for comparison.
+"""Benchmarks for the learner: decide, update, batches, recovery, memory, scaling, and public libraries for comparison.
 
 Every row (a kind of measurement) runs in its own process, one after another. The learner's rows use one BLAS thread, as
 in the decider, because the matrix products are small and on a busy machine a second thread only waits for the first.
@@ -43,9 +43,9 @@ class Stream:
     """Random unit vectors. The action embeddings span min(|A|, d/2) dimensions, which is the worst case.
 
     Attributes:
-        half: Length of s_q and of s_a; d is twice that.
-        actions: |A|.
-        seed: Seed of the vectors and the outcomes.
+        half: The length of s_q and of s_a; d is twice that.
+        actions: |A|, the number of actions.
+        seed: Seed for the vectors and the outcomes.
     """
 
     half: int
@@ -53,7 +53,7 @@ class Stream:
     seed: int = 3
 
     def action_vectors(self) -> list[ActionVector]:
-        """Return the actions, whose embeddings share a direction, as those of real descriptions do."""
+        """Return the actions, whose embeddings share a direction, as real descriptions' embeddings do."""
         rng = np.random.default_rng(self.seed)
         rows = rng.normal(size=(self.actions, self.half)) + 2.0 * rng.normal(size=self.half)
         rows = _unit(rows).astype(np.float32).astype(np.float64)
@@ -99,7 +99,7 @@ def _clocked(taken: list[float]) -> Iterator[None]:
 
 
 def timed(decide: Sequence[float], update: Sequence[float]) -> dict[str, float]:
-    """Return medians and 99th percentiles in ms."""
+    """Return the medians and 99th percentiles, in ms."""
     return {
         "decide_ms": float(np.median(decide)) * 1e3,
         "update_ms": float(np.median(update)) * 1e3,
@@ -109,7 +109,7 @@ def timed(decide: Sequence[float], update: Sequence[float]) -> dict[str, float]:
 
 
 def mabwiser(stream: Stream, rounds: int) -> dict[str, Any]:
-    """Time MABWiser, where the expectation of a single arm on 168 joint vectors amounts to LinUCB with a shared θ."""
+    """Time MABWiser, where a single arm's expectation on 168 joint vectors amounts to LinUCB with a shared θ."""
     warnings.simplefilter("ignore")
     lib = importlib.import_module("mabwiser.mab")
     mab = lib.MAB([0], lib.LearningPolicy.LinUCB(alpha=1.0, l2_lambda=1.0))
@@ -131,7 +131,7 @@ def mabwiser(stream: Stream, rounds: int) -> dict[str, Any]:
 
 
 def vowpal_wabbit(stream: Stream, rounds: int) -> dict[str, Any]:
-    """Time VowpalWabbit, with cb_explore_adf and SquareCB over dense features of query and action."""
+    """Time VowpalWabbit, with cb_explore_adf and SquareCB over dense features of the query and the action."""
     vw = importlib.import_module("vowpalwabbit")
     workspace = vw.Workspace("--cb_explore_adf --squarecb --cb_type mtr --quiet -b 18")
     blocks = ["|a " + _dense(row) for row in stream.matrix()]
@@ -159,7 +159,7 @@ def vowpal_wabbit(stream: Stream, rounds: int) -> dict[str, Any]:
 
 
 def river(stream: Stream, rounds: int) -> dict[str, Any]:
-    """Time river, with one BayesianLinearRegression over the joint vector and its predictive deviation as the width."""
+    """Time river, with one BayesianLinearRegression over the joint vector, whose predictive deviation is the width."""
     linear = importlib.import_module("river.linear_model")
     model = linear.BayesianLinearRegression(alpha=1.0, beta=1.0)
     actions = stream.matrix()
@@ -264,7 +264,7 @@ def batch(stream: Stream, rounds: int) -> dict[str, float]:
 
 
 def fold(stream: Stream, rows: int) -> dict[str, float]:
-    """Recover a decider from encoded rows, and measure the time and the memory of the process that holds the rows."""
+    """Recover a decider from encoded rows, and measure the time, and the memory of the process that has the rows."""
     table = dict(log(stream, rows))
     decider = Decider(LinUCB(FeatureMap(FeatureSettings(stream.half, stream.half))))
     begun = time.perf_counter()
@@ -344,7 +344,7 @@ def run(out: Path, *, rounds: int = 400, smoke: bool = False) -> int:
 
     Args:
         out: The file to write.
-        rounds: Number of timed rounds of each row.
+        rounds: Number of timed rounds for each row.
         smoke: Whether to use tiny sizes (and one size instead of several) just to check that every row runs.
     """
     shrink = 16 if smoke else 1
@@ -372,7 +372,7 @@ def run(out: Path, *, rounds: int = 400, smoke: bool = False) -> int:
 
 
 def everything(half: int, rounds: int, recovered: int) -> dict[str, Any]:
-    """Return all figures for one dimension of embeddings."""
+    """Return all figures for one embedding dimension."""
     found = _row("single", half, ACTIONS, rounds, threads=1)
     found |= _row("naive", half, ACTIONS, max(4, rounds // 10))
     found |= _row("batch", half, ACTIONS, 640 if rounds > 100 else 128, threads=1)
@@ -383,7 +383,7 @@ def everything(half: int, rounds: int, recovered: int) -> dict[str, Any]:
 
 
 def recovery(half: int, rows: int) -> dict[str, Any]:
-    """Return the time of a recovery from a broker without a snapshot, as `bench closed` measures it."""
+    """Return the time for a recovery from a broker without a snapshot, as measured by `bench closed`."""
     command = f"{sys.executable} -m bench closed {rows} --lived {rows} --half {half}".split()
     environ = {**os.environ, "UNISCALE_SNAPSHOT_EVERY": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
@@ -396,7 +396,7 @@ def recovery(half: int, rows: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return a description of the machine."""
+    """Describe the machine."""
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     load, *_ = os.getloadavg()
     return {

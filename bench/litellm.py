@@ -23,7 +23,7 @@ MOCK: Final = _CONFIG.format(model=MODEL, answer=_ANSWER)
 
 
 def version(python: Path) -> str:
-    """Return the version of LiteLLM in the environment of this Python."""
+    """Return the version of LiteLLM in this Python's environment."""
     words = "from importlib.metadata import version; print(version('litellm'))"
     return peers.run([str(python), "-c", words]).strip()
 
@@ -33,8 +33,8 @@ def running(python: Path, folder: Path, config: str = MOCK) -> Iterator[tuple[st
     """Run the proxy; yield the base URL of its endpoint, and its process group.
 
     Args:
-        python: The Python of LiteLLM's environment.
-        folder: Folder for the proxy's configuration and log.
+        python: The Python in LiteLLM's environment.
+        folder: The folder for the proxy's configuration and log.
         config: The proxy's configuration; modules that it names may be in the folder.
 
     Raises:

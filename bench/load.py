@@ -28,11 +28,11 @@ class ChatLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement.
 
     Attributes:
-        url: Base URL of the endpoint, for instance `http://127.0.0.1:8080/v1`.
-        model: Model name in requests.
+        url: The endpoint's base URL, for instance `http://127.0.0.1:8080/v1`.
+        model: Model name to use in requests.
         connections: Number of requests in flight at any time.
         seconds: Duration of the measurement.
-        warm_s: Duration of the same load before the measurement.
+        warm_s: How long to apply the same load before the measurement.
     """
 
     url: str
@@ -46,12 +46,12 @@ class LoadFigures(msgspec.Struct, frozen=True):
     """The results of one measurement.
 
     Attributes:
-        requests: Number of requests answered within the measured time.
-        requests_per_s: Number of requests answered per second within the measured time.
+        requests: Number of requests answered during the measurement.
+        requests_per_s: Number of requests answered per second during the measurement.
         p50_ms: Median latency, from the start of a request to the end of its answer; None if there was no answer.
         p99_ms: 99th percentile of the latency.
-        sent: Total number of requests, including those outside the measured time.
-        errors: Number of failed requests for each error.
+        sent: Total number of requests, including those outside the measurement.
+        errors: Number of failed requests, by error.
     """
 
     requests: int

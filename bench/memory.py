@@ -1,6 +1,6 @@
-"""Memory of a whole deployment: broker, services and engines on this machine, while questions are answered.
+"""A whole deployment's memory: broker, services and engines on this machine, while questions are answered.
 
-The measure is the proportional set size (Linux), in which a page that several processes share counts once in total. It
+The measure is the proportional set size (Linux), where a page shared by several processes is counted once in total. It
 is read twice a second, from before the services are ready until the last Answer. The figure for each process is its own
 peak, and the total is the peak of the sum over all processes at one moment.
 
@@ -35,7 +35,7 @@ _EVERY_S = 0.5
 
 
 class Heights:
-    """The peak memory of named processes with their children, and of all together at one moment, in MB."""
+    """The peak memory of named processes with their children, and of all of them combined at one moment, in MB."""
 
     def __init__(self, pids: Callable[[], dict[str, int]]) -> None:
         self._pids = pids
@@ -56,7 +56,7 @@ class Heights:
 
 
 def pss_mb(pids: Iterable[int]) -> float:
-    """Return the proportional set size of processes in MB; processes that have ended count as 0."""
+    """Return the total proportional set size of some processes, in MB. Processes that have ended add nothing."""
     kib = 0
     for pid in pids:
         try:
@@ -109,16 +109,16 @@ def measure(
     size: int = 1_000_000,
     ceiling: int | None = None,
 ) -> dict[str, Any]:
-    """Return the peak memory in MB of each process and of all together, in a deployment like the demo's.
+    """Return the peak memory, in MB, of each process and of all combined, in a deployment like the demo's.
 
     Args:
         settings: The deployment's settings.
-        queries: Number of the demo's questions to send.
+        queries: How many of the demo's questions to send.
         in_flight: Number of queries or requests in flight.
         broker: `embedded`, `kafka` or `auto`.
         large: Number of large requests to send over HTTP after that.
-        size: Bytes of the question in each large request.
-        ceiling: MB that each service may use beyond its size when it became ready, until it is restarted.
+        size: The size of the question in each large request, in bytes.
+        ceiling: How many MB each service may use beyond its size when it became ready, until it is restarted.
 
     Raises:
         BrokerError: the broker does not start.

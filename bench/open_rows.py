@@ -1,8 +1,8 @@
-"""The cost of open rows in the decider: the bytes of memory and file per row, and their bytes in snapshots.
+"""The cost of open rows in the decider: the bytes per row in memory, in the file, and in snapshots.
 
-The decider's own code (`LearnerLog` on a `Table` with its file, and `PendingDecisions`) writes rows of queries whose
-rewards wait for feedback. All rows have the same Decision of the deployment's policy, under different ids. Data for the
-broker is counted and discarded. Memory is the growth of the resident set after the first thousand rows.
+The decider's own code (`LearnerLog` on a `Table` with its file, and `PendingDecisions`) writes rows for queries whose
+rewards are waiting for feedback. All rows have the same Decision by the deployment's policy, under different ids. Data
+for the broker is counted and discarded. Memory is the growth of the resident set after the first thousand rows.
 
     python -m bench memory --open 100000
 """

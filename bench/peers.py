@@ -1,6 +1,6 @@
 """Other projects' servers, run as processes on this machine for comparison.
 
-Each server is installed by hash into an environment of its own, because its requirements conflict with the product's.
+Each server is installed, with pinned hashes, into its own environment, because its requirements conflict with ours.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def installed(folder: Path, pins: Path) -> bool:
 
 
 def install(folder: Path, pins: Path) -> Path:
-    """Return the Python of a peer's environment, after creating it or updating it to changed pins.
+    """Return the Python in a peer's environment, first creating it or updating it to changed pins.
 
     Raises:
         PeerMissing: pip cannot install the pinned packages.
@@ -58,8 +58,8 @@ def serving(
 
     Args:
         argv: The server's command.
-        ready: Address that answers with 200 once the server is ready.
-        log: File for the server's output.
+        ready: An address that answers with 200 once the server is ready.
+        log: The file for the server's output.
         environ: Environment variables in addition to this process's own.
 
     Raises:

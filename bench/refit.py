@@ -1,8 +1,8 @@
-"""Processor time of the contextual policy's refits, with and without categories of requests.
+"""Processor time of the contextual policy's refits, with and without request categories.
 
 A policy without a prior learns outcomes of hosted models, one row per question, until its last refit. Questions are
-random, and every category shifts each model's accuracy. Each figure is the processor time of one thread, as the minimum
-over several runs, because other processes on the machine can only lengthen it.
+random, and every category shifts each model's accuracy. Each figure is one thread's processor time, as the minimum over
+several runs, because other processes on the machine can only lengthen it.
 
     python -m bench refit --values 25
     python -m bench refit --values 25 --repeated 50     # every 50th question repeats one that a different model had
@@ -25,14 +25,14 @@ _PLAIN = Objective(correct=1.0, score=0.0, cost=0.0, log_cost_min=0.0, log_cost_
 
 
 def measure(models: int, values: int, repeated: int, outcomes: int, runs: int) -> dict[str, Any]:
-    """Return the seconds of each refit, by number of outcomes, and the columns and categories at the end.
+    """Return how many seconds each refit took, by number of outcomes, and the final columns and categories.
 
     Args:
         models: Number of models, with one configuration each.
-        values: Number of categories, of which each request has one; 0 for requests without categories.
+        values: Number of categories; each request has one of them. 0 for requests without categories.
         repeated: Every `repeated`-th question repeats an earlier one; 0 for no repetitions.
         outcomes: Total number of outcomes learned.
-        runs: How many times everything is repeated.
+        runs: How many times to repeat everything.
     """
     with threadpool_limits(1):
         found = [_run(models, values, repeated, outcomes) for _ in range(runs)]

@@ -11,10 +11,10 @@ the soaks of several files:
 stores are not full before then (`gateway_recent` 2,000, `snapshot_every` 1,000, ten queries a second). The rest of a
 soak is divided into blocks of ten minutes, each represented by the median of its samples. Least squares fits a common
 slope, with a separate intercept per soak, to the medians. These are nearly independent (the report prints the
-correlation of adjacent blocks), so the slope's interval is Student's, at 95 % for all services and measures together
+correlation of adjacent blocks), so the slope's interval is Student's, at 95 % for all services and measures combined
 (Bonferroni). Its upper end must not exceed `MOST_AN_HOUR` plus the documented growth (`GROWS`).
 
-Loop lag is how late a callback runs, minus how late an idle thread wakes up at the same time. The latter is due to
+Loop lag is how late a callback runs, minus how late an idle thread wakes up at the same time. The latter is caused by
 other work on the machine.
 """
 
@@ -56,9 +56,9 @@ MOST_AN_HOUR: Final = {"memory_mb": 1.0, "descriptors": 1.0, "loop_lag_ms": 1.0}
 """Allowed growth of each measure per hour, beyond `GROWS`."""
 
 GROWS: Final[Mapping[tuple[str, str], float]] = {
-    # The ids of ended queries, in a dictionary until there are 65,536, and then in an array with 16 bytes for each.
+    # Ids of ended queries, in a dictionary for the first 65,536 and then in an array with 16 bytes for each.
     ("decider", "memory_mb"): 160e-6,
-    # The hashes of closed queries, until there are 200,000.
+    # Hashes of closed queries, up to 200,000 of them.
     ("aggregator", "memory_mb"): 100e-6,
 }
 """Growth per query by design; docs/operating.md, "Growth", names the stores."""
@@ -69,19 +69,19 @@ _ASK_S: Final = 120.0
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample of one process at one moment.
+    """A sample from one process at one moment.
 
     Attributes:
         run: The soak's name.
         at_s: Seconds since the load started.
-        service: Name of the service, or `broker`.
-        memory_mb: Resident memory of the process.
-        pss_mb: Proportional set size of the process.
+        service: The service's name, or `broker`.
+        memory_mb: The process's resident memory.
+        pss_mb: The process's proportional set size.
         descriptors: Number of open descriptors.
-        loop_lag_ms: Mean lag of the event loop since the last sample minus that of an idle thread; None for the broker.
+        loop_lag_ms: The event loop's mean lag since the last sample, minus an idle thread's; None for the broker.
         cpu_s: CPU seconds used so far.
         queries: Number of requests that have ended so far.
-        restarts: Number of restarts of the service so far.
+        restarts: How often the service has been restarted so far.
     """
 
     run: str
@@ -114,7 +114,7 @@ def soak(
         broker: A running broker; only the soak's own topics are used.
         minutes: Duration of the load, in minutes.
         rate: Queries per second, whether or not earlier ones have been answered.
-        out: A file of JSON lines, to which samples are appended.
+        out: A file of JSON lines to append samples to.
         say: Called with a line once a minute.
 
     Raises:
@@ -215,7 +215,7 @@ def _question(number: int) -> tuple[str, str]:
 
 
 def _recording(models: Sequence[str]) -> list[RecordedPath]:
-    """Return one-step paths of the models. Later models are right more often."""
+    """Return one-step paths for the models. Later models are right more often."""
     rng, found = random.Random(5), []
     for at, (size, model), path in itertools.product(range(_RECORDED), enumerate(models, 1), range(_PATHS)):
         question, right = _question(at)
@@ -242,7 +242,7 @@ def _settled(settings: Settings) -> Report:
 
 
 class _Idle:
-    """A thread that only sleeps. The time that it oversleeps measures other load on the machine."""
+    """A thread that only sleeps. How long it oversleeps is a measure of other load on the machine."""
 
     def __init__(self) -> None:
         self.lag_s = self.beats = 0.0
@@ -265,7 +265,7 @@ class _Idle:
 
 
 class _Sampler:
-    """Takes samples of the processes of a deployment."""
+    """Takes samples from a deployment's processes."""
 
     def __init__(
         self, run: str, supervisor: Supervisor, broker: LocalBroker, ports: Mapping[str, int], idle: _Idle
@@ -279,7 +279,7 @@ class _Sampler:
         self._client = httpx.Client(trust_env=False, timeout=30.0)
 
     def look(self, at_s: float, queries: int) -> list[Sample]:
-        """Return a sample of every running process."""
+        """Return a sample from every running process."""
         idle_ms = self._mean_ms("", self._idle.lag_s, self._idle.beats)
         found = []
         processes = {name: service.process for name, service in self._supervisor.services.items()}
@@ -321,7 +321,7 @@ class _Sampler:
         )
 
     def _mean_ms(self, name: str, total_s: float, count: float) -> float | None:
-        """Return the mean since the last call in ms, or None at the first call or if nothing was counted since."""
+        """Return the mean since the last call, in ms; None on the first call, or if nothing was counted since."""
         before = self._before.get(name)
         self._before[name] = (total_s, count)
         if before is None or count <= before[1]:
@@ -349,7 +349,7 @@ def read(files: Sequence[Path]) -> tuple[list[Sample], list[dict[str, Any]]]:
 
 
 def report(samples: Sequence[Sample], said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the slope of each measure of each service, whether it is within its bound, and the overall result.
+    """Return each service's slope for each measure, whether it is within its bound, and the overall result.
 
     Args:
         samples: The samples of all soaks.
@@ -397,7 +397,7 @@ def report(samples: Sequence[Sample], said: Sequence[Mapping[str, Any]]) -> dict
 
 
 def _slope(blocks: Mapping[tuple[str, int], Sequence[tuple[float, float]]], level: float) -> dict[str, float]:
-    """Return the common hourly slope of several soaks, its interval, and the autocorrelation of blocks."""
+    """Return the common hourly slope of several soaks, its interval, and the blocks' autocorrelation."""
     runs = sorted({run for run, _ in blocks})
     keys = sorted(blocks)
     hours = np.array([np.mean([at for at, _ in blocks[key]]) for key in keys])

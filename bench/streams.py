@@ -45,7 +45,7 @@ class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recording(catalogue: Catalogue, questions: Sequence[str], steps: int) -> list[RecordedPath]:
-    """Return a recorded path of `steps` steps for each question and model, so that every search takes that many."""
+    """Return a recorded path with `steps` steps for each question and model, so that every search takes that many."""
     rng = random.Random(5)
     return [
         RecordedPath(
@@ -74,7 +74,7 @@ class RunningServices(NamedTuple):
     Attributes:
         settings: The settings for clients.
         catalogue: The models.
-        supervisor: The supervisor of the services, which are all ready.
+        supervisor: The services' supervisor; all services are ready.
     """
 
     settings: Settings
@@ -95,10 +95,10 @@ def running(
 
     Args:
         settings: Base settings.
-        folder: Folder for the recording, the state and the log.
+        folder: The folder for the recording, the state and the log.
         recorded: Returns the recording to answer from; None to run the catalogue's engines.
         optional: Optional services to run.
-        ports: Returns the metrics port of a service, given its name; 0 for none.
+        ports: Returns a service's metrics port, given its name; 0 for none.
 
     Raises:
         ServiceFailed: a service does not become ready.
@@ -126,7 +126,7 @@ def running(
 def run_once(
     settings: Settings, broker: LocalBroker, plan: StreamPlan, folder: Path, encoder: str, rate: float
 ) -> dict[str, Any]:
-    """Start the services, warm them up, send the queries, wait for all Answers, and return the figures of the run.
+    """Start the services, warm them up, send the queries, wait for all Answers, and return the run's figures.
 
     Args:
         settings: Settings common to all runs.

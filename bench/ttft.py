@@ -1,8 +1,8 @@
 """Time to the first token of a stream, from a chat completions server directly and through the gateway.
 
 The whole product runs as `up` starts it. By default the server is one of our own (`python -m bench.ttft PORT`), which
-sends a token every 20 ms after the first 0.2 s, so that only the path between server and client is measured. The sides
-alternate, and each stream is read to its end.
+sends a token every 20 ms after the first 0.2 s, so that only the path between server and client is measured. The two
+sides alternate, and each stream is read to its end.
 """
 
 import asyncio
@@ -39,17 +39,17 @@ TOKEN_S: Final = 0.02
 TOKENS: Final = 50
 
 AIM_MS: Final = 150.0
-"""How much later than the server's median first token the gateway's may arrive, in ms."""
+"""How much later the gateway's median first token may arrive than the server's, in ms."""
 
 
 class FirstTokenPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The extent of the measurement.
 
     Attributes:
-        rounds: Number of turns of each side.
+        rounds: Number of turns for each side.
         streams: The numbers of concurrent streams to measure, one after another.
         each: Number of consecutive streams for each concurrent one.
-        server: Base address of the server, without /v1; empty for our own.
+        server: The server's base address, without /v1; empty for our own.
         model: The server's model.
     """
 
@@ -63,17 +63,17 @@ class FirstTokenPlan(msgspec.Struct, frozen=True, kw_only=True):
 def measure(
     settings: Settings, kind: Literal["auto", "kafka", "embedded"], plan: FirstTokenPlan, folder: Path
 ) -> dict[str, Any]:
-    """Return p50 and p95 of both sides' time to the first token and their difference, in ms, by number of streams.
+    """Return the p50 and p95 of both sides' time to first token and their difference, in ms, by number of streams.
 
     Args:
-        settings: The product's settings. Their catalogue is replaced by one that has only the server.
+        settings: The product's settings. Their catalogue is replaced by one containing only the server.
         kind: The broker to start.
         plan: The extent of the measurement.
         folder: Folder for the product's state and log.
 
     Raises:
         ServiceFailed: the product did not start.
-        BenchFailed: a stream failed, or had no text.
+        BenchFailed: a stream failed, or contained no text.
     """
     with contextlib.ExitStack() as stack:
         server = plan.server.rstrip("/") or stack.enter_context(_paced(folder / "server.log"))
@@ -137,7 +137,7 @@ async def _first_token(client: httpx.AsyncClient, model: str, what: str) -> floa
     return first_s
 
 
-# The server that is measured by default. It runs in a process of its own.
+# The server measured by default. It runs in its own process.
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Alternating runs and their medians. The configurations to compare alternate, because a machine's speed drifts.
 
 A round measures every configuration once, each on a new broker. Another checkout, for example of an earlier commit,
-measures its rounds with its own command, which writes JSON; rounds of the two checkouts alternate on the same machine.
+measures its rounds with its own command, which writes JSON; the two checkouts' rounds alternate on the same machine.
 """
 
 import os
@@ -50,10 +50,10 @@ _SPEEDS: Final = {
 def alternate(
     sides: Mapping[str, Callable[[], dict[str, Any]]], runs: int, say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of each side: medians over rounds, and all runs.
+    """Return each side's figures: medians over rounds, and all runs.
 
     Args:
-        sides: Functions that measure one round, keyed by name. They alternate, in reversed order every other round.
+        sides: Functions that measure one round, keyed by name. They alternate, in reverse order every other round.
         runs: Number of rounds.
         say: Called with a line for each round.
     """
@@ -68,9 +68,9 @@ def alternate(
 
 
 def round_here(kind: Kind, settings: Settings, plan: StreamPlan) -> dict[str, Any]:
-    """Return the figures of one round: a run of each configuration, and an open-loop run with the encoder.
+    """Return one round's figures: a run of each configuration, and an open-loop run with the encoder.
 
-    The open-loop run, at half the speed of the first run with the encoder, gives the latencies.
+    The open-loop run, at half the speed of the first run with the encoder, provides the latencies.
 
     Raises:
         BenchFailed: a query has no Answer.
@@ -95,7 +95,7 @@ def round_here(kind: Kind, settings: Settings, plan: StreamPlan) -> dict[str, An
 
 
 def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of several rounds: median speeds, all runs, and the rest from the round nearest the median."""
+    """Return several rounds' figures: median speeds, all runs, and the rest from the round nearest the median."""
     runs = {turn.name: [speed for one in rounds for speed in one["runs"][turn.name]] for turn in TURNS}
     speeds = {name: float(median(runs[turn])) for name, turn in _SPEEDS.items()}
     nearest = min(rounds, key=lambda one: abs(one["queries_per_s"] - speeds["queries_per_s"]))
@@ -103,7 +103,7 @@ def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def round_in(checkout: Path, kind: Kind, settings: Settings, plan: StreamPlan) -> dict[str, Any]:
-    """Return the figures of one round in another checkout, measured by its own command.
+    """Return the figures for one round in another checkout, measured by its own command.
 
     Raises:
         BenchFailed: the command ended with an error; the message ends with its output.
@@ -163,7 +163,7 @@ def _run(
 
 
 def python_of(checkout: Path) -> str:
-    """Return the Python interpreter for a checkout: that of its own environment if it has one."""
+    """Return the Python interpreter for a checkout: its own environment's, if it has one."""
     own = checkout / ".venv" / "bin" / "python"
     return str(own) if own.exists() and checkout != Path.cwd() else sys.executable
 

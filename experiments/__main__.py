@@ -1,4 +1,4 @@
-"""python -m experiments: record outcomes, run the paper's experiments on them, and evaluate policies on any data."""
+"""`python -m experiments`: record outcomes, run the paper's experiments on them, and evaluate policies on any data."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from schemas.errors import UniscaleError
 
 
 class Lab(click.Group):
-    """The command group, which prints a single line instead of a traceback for errors that the user can fix."""
+    """The command group. For errors that the user can fix, it prints a single line instead of a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""

@@ -1,10 +1,10 @@
-"""Records how each policy behaved when the results were made, as its choices on a small fixed stream of queries.
+"""Records how each policy behaved when the results were made: its choices on a small fixed stream of queries.
 
 Results outlive the code that made them. tables.json therefore contains the arm that every policy chose for each query,
 one letter per arm. If the current code chooses differently, a test requires the page to say so.
 
 Arms are played in turn, whatever the policy chose, so that one different choice does not change later ones. Arms whose
-scores agree to within `TIE` count as equal, because the last bits of a score differ between processors.
+scores agree to within `TIE` are treated as equal, because the last bits of a score differ between processors.
 """
 
 import string
@@ -19,10 +19,10 @@ from experiments.contenders import ALL, NETWORKS, SERVICE, with_prior
 from experiments.outcomes import Arm, Array, BanditWorld, Outcomes, QuestionInfo
 
 TIE = 1e-6
-"""Tolerance for comparing scores, which are rewards and mostly lie between 0 and 1."""
+"""Tolerance for comparing scores. They are rewards, mostly between 0 and 1."""
 
 QUERIES, HISTORY = 100, 24
-"""Number of decisions, and of questions in the prior. The policy refits at 10, 20, 40 and 80 outcomes."""
+"""The number of decisions, and of questions in the prior. The policy refits at 10, 20, 40 and 80 outcomes."""
 
 WITH_PRIOR = "default_with_prior"
 WORDS = ("sum", "story", "list", "program")
@@ -36,12 +36,12 @@ POLICIES = (*(name for name in ALL if name not in (*NETWORKS, "random")), WITH_P
 
 
 def behaviour(of: Iterable[str] = POLICIES) -> Behaviour:
-    """Return the current choices of the lab's policies, except networks, which are versioned by `runs.RECIPE`."""
+    """Return the current choices of the lab's policies, except for networks, which are versioned by `runs.RECIPE`."""
     return {name: "".join(string.ascii_letters[np.argmax(each)] for each in _scores(name)) for name in of}
 
 
 def changed(made_with: Behaviour, of: Iterable[str] = POLICIES) -> list[str]:
-    """Return the policies whose choices stored with results are missing or differ from the current ones."""
+    """Return the policies whose choices stored with the results are missing, or differ from the current ones."""
     return [name for name in of if name not in made_with or not _alike(made_with[name], _scores(name))]
 
 
@@ -54,7 +54,7 @@ def _alike(letters: str, scores: Array) -> bool:
 
 @cache
 def _scores(name: str) -> Array:
-    """Return the scores by which a policy ranks the arms for each query, shape (queries, arms)."""
+    """Return the scores that a policy ranks the arms by for each query, shape (queries, arms)."""
     plain = _world()
     counted = plain.with_counts()
     world = counted if name in (*SERVICE, WITH_PRIOR) else plain
@@ -66,7 +66,7 @@ def _scores(name: str) -> Array:
 
 
 def _told(policy: Policy, world: BanditWorld, at: int) -> Array:
-    """Let a policy decide one query of the stream and learn from an outcome; return its scores of the arms."""
+    """Let a policy decide one query in the stream and learn from an outcome; return its scores for the arms."""
     o, question = world.outcomes, HISTORY + at
     objective, target = _objective(policy, world, at)
     query_id, embedding = f"b/{at}", world.queries[question]
@@ -92,7 +92,7 @@ def _objective(policy: Policy, world: BanditWorld, at: int) -> tuple[Objective, 
 
 
 def _world() -> BanditWorld:
-    """Return a world of three models with four searches each, where larger and wider ones are better but cost more."""
+    """Return a world of three models with four searches each, where larger and wider ones do better but cost more."""
     rng = np.random.default_rng(7)
     arms = [
         Arm(f"m{size}/{qp}/{cp}/{min(cp, 2)}", f"m{size}", qp, cp, min(cp, 2))

@@ -1,7 +1,7 @@
 """Experiments beyond the paper: the best possible policies, our own policies, realistic feedback, and cold starts.
 
-They use twenty seeds other than the paper's. Choices among our own policies are made on the paper's seeds and judged on
-these.
+They use twenty seeds that are not the paper's. Choices among our own policies are made on the paper's seeds and judged
+on these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ DRAWS = 2_000
 
 
 def versus_best(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualOracle]) -> dict[str, Any]:
-    """Compare every policy of the paper except networks with the best fixed arm and the best contextual policy.
+    """Compare each of the paper's policies, except networks, with the best fixed arm and the best contextual policy.
 
     Args:
         world: The joint space.
@@ -48,10 +48,10 @@ def versus_best(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualO
 
 
 def own_policies(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualOracle]) -> dict[str, Any]:
-    """Return the lead of each of our own policies over the faithful one, and the share of the gap that it closes.
+    """Return each of our own policies' lead over the faithful one, and the share of the gap that it closes.
 
     The gap is the best contextual policy's mean reward minus the faithful policy's over the same rounds. The best
-    contextual policy is fitted beforehand on the outcomes of other questions. The interval of the share is by bootstrap
+    contextual policy is fitted beforehand on the outcomes of other questions. The share's interval is from a bootstrap
     over seeds.
     """
     table: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def own_policies(world: BanditWorld, scope: Scope, best: Mapping[str, Contextual
 
 
 def share(lead: Sequence[float], gap: Sequence[float]) -> dict[str, float] | None:
-    """Return the share of a gap that a lead closes, with its 95 % interval by bootstrap over pairs.
+    """Return the share of a gap that a lead closes, with its 95 % interval from a bootstrap over pairs.
 
     The result is None unless the gap is above zero in every draw.
 
@@ -110,7 +110,7 @@ def shared_objective(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     """Return the loss from changing the objective at round 51, relative to having the new one from the start.
 
     Both runs make the same warm-up choices, but the run with the change learns from them under the old objective. The
-    regret after the change is paired by seed, for our learner of separate terms and for the paper's scalar learner.
+    regret after the change is paired by seed, for our learner, which has separate terms, and the paper's scalar one.
     """
     table: dict[str, Any] = {}
     for name, after in (("q_to_c", MODES[0]), ("c_to_q", MODES[1])):

@@ -1,7 +1,7 @@
 """Chooses the usual variances of categories on halves of history. Large ones fit noise, and small ones learn slowly.
 
 All of them are multiplied by the same factor. Each factor is tried on both halves of each table's history, with
-categories that may help and with arbitrary categories. No live question is used (`CRITERIA.md`).
+categories that may help and with arbitrary ones. No live questions are used (`CRITERIA.md`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ CELL: Final = ("table", "context", "half", "factor")
 
 
 def scaled(factor: float) -> Usual:
-    """Return the shipped usual variances, with those of categories multiplied by a factor."""
+    """Return the usual variances as shipped, but with those of categories multiplied by a factor."""
     return {
         name: (of[0] * factor, of[1] * factor) if name.endswith("category") else of
         for name, of in USUAL.items()
@@ -38,7 +38,7 @@ def scaled(factor: float) -> Usual:
 def tried(
     world: BanditWorld, table: str, scope: Scope, terms: Terms, known: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the cost with categories relative to the text alone, for each factor, half and kind of categories.
+    """Yield the cost with categories, relative to the text alone, for each factor, half and kind of category.
 
     Args:
         world: The table's world.
@@ -59,11 +59,11 @@ def tried(
 
 
 def chosen(rows: Sequence[Mapping[str, Any]]) -> tuple[float, dict[float, dict[str, float]]]:
-    """Return the factor that the criterion chooses, and the mean ratios of each factor by context.
+    """Return the factor chosen by the criterion, and each factor's mean ratios by context.
 
     A factor is allowed if its mean ratio with arbitrary categories is at most `AT_MOST`. If no factor meets this limit,
-    the one with the lowest such ratio is allowed. Of the allowed factors, the one with the lowest mean ratio with
-    categories that may help is chosen. Means are geometric, over tables and halves in which every factor has a ratio.
+    the one with the lowest such ratio is allowed. Among the allowed factors, the choice is the one with the lowest mean
+    ratio with categories that may help. Means are geometric, over tables and halves where every factor has a ratio.
     """
     cells: dict[tuple[Any, ...], dict[float, float]] = {}
     for row in rows:

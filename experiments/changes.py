@@ -21,19 +21,19 @@ from experiments.loop import FeedbackChannel, Stage, Trial, stream
 from experiments.outcomes import Array, BanditWorld
 
 BEFORE, AFTER = 1_000, 1_000  # queries
-USUAL = 200  # number of queries just before the change over which a model's usual share is measured
+USUAL = 200  # a model's usual share is measured over this many queries just before the change
 WINDOW = 50
 TARGET = 0.95
 
 
 @dataclass(frozen=True)
 class Changed:
-    """The setting in which the policy is run, common to both changes.
+    """The setting that the policy is run in, common to both changes.
 
     Attributes:
         world: The world, with surface counts.
         live: The questions to ask, which are repeated if there are too few.
-        price: Price of linear cost.
+        price: The price of linear cost.
         batch: Number of queries per batch of decisions.
     """
 
@@ -51,7 +51,7 @@ class Changed:
         return tuple(order[: BEFORE + AFTER])
 
     def sample(self, seed: int) -> np.ndarray:
-        """Return the recorded sample that each question and arm realises, shape (Q, A)."""
+        """Return the recorded sample realised by each question and arm, shape (Q, A)."""
         o = self.world.outcomes
         return np.random.default_rng([seed, 1]).integers(o.samples, size=(len(o.questions), len(o.arms)))
 
@@ -67,8 +67,8 @@ class Changed:
         """Return the arm of every round, shape (rounds,).
 
         Args:
-            seed: Seed of the order.
-            prior: Prior for the arms available before the change.
+            seed: The seed for the order.
+            prior: The prior for the arms available before the change.
             before: The arms available before the change.
             after: The arms available after the change.
             worse: Correctness after the change, shape (Q, A); None if it stays the same.
@@ -109,8 +109,8 @@ def changes(
     """Return how the policy reacts to both changes.
 
     Args:
-        world: The world, without surface counts; a third of its questions is history.
-        seeds: Seeds of the orders.
+        world: The world, without surface counts; a third of its questions are history.
+        seeds: Seeds for the orders.
         batch: Number of queries per batch of decisions.
         half: If given, history is split into two halves; this one is asked, and the other one serves as history. None
             asks the live questions.
@@ -121,7 +121,7 @@ def changes(
         `saving`, the difference in reward per query between having the model from the start and never having it;
         `queries_until_half_the_saving`, the number of queries from its addition until the policy gains half of that;
         and `loss_without_a_change`, the loss due to drift detection when nothing changes, divided by the policy's lead
-        over the best single arm. A count is None if its threshold is never reached.
+        over the best single arm. A count is None if the threshold is never reached.
     """
     counted = world.lean().with_counts()
     o = counted.outcomes
@@ -177,7 +177,7 @@ def changes(
 
 
 def _windows(values: Array) -> Array:
-    """Return the mean over every window of `WINDOW` rounds."""
+    """Return the mean of every window of `WINDOW` rounds."""
     return np.asarray(np.convolve(values, np.full(WINDOW, 1 / WINDOW), mode="valid"), dtype=np.float64)
 
 

@@ -39,7 +39,7 @@ RECORDING = Path("experiments/data/math.parquet")
 TRAFFIC = Path("experiments/data/mixed.parquet")
 STEP_SCORES = Path("../shared/data/tts_prm")
 PATH = click.Path(path_type=Path)
-SHOWN = 0.05  # p value below which a difference counts as significant
+SHOWN = 0.05  # differences with p values below this are considered significant
 
 with_mapping = click.option(
     "--mapping", type=PATH, help="File that names the columns (experiments/foreign.py)."
@@ -70,7 +70,7 @@ with_cache = click.option(
 
 
 def with_outcomes(default: Path) -> Callable[[F], F]:
-    """Return the option `--outcomes`, which a command receives as `source`."""
+    """Return the option `--outcomes`, whose value a command receives as `source`."""
     return click.option(
         "--outcomes",
         "source",
@@ -84,7 +84,7 @@ def with_outcomes(default: Path) -> Callable[[F], F]:
 def open_world(
     source: Path, mapping: Path | None, catalogue: Path, cache: Path, verifier: str | None = None
 ) -> BanditWorld:
-    """Return the world of a recording, or of any other table with a mapping (options as on the command line).
+    """Return the world for a recording, or for any other table with a mapping (options as on the command line).
 
     Raises:
         OutcomeError: A file cannot be used.
@@ -95,7 +95,7 @@ def open_world(
 
 
 def joint_world(source: Path, mapping: Path | None, catalogue: Path, cache: Path) -> tuple[str, BanditWorld]:
-    """Return a table's name and the world of its arms; for a recording, these are the arms of the joint space."""
+    """Return a table's name and the world with its arms; for a recording, these are the joint space's arms."""
     world = open_world(source, mapping, catalogue, cache)
     return world.outcomes.name, spaces(world).get("uis", world)
 
@@ -275,7 +275,7 @@ def frontier(
 ) -> None:
     """Print each policy's cost at equal accuracy, relative to the cheapest mix of fixed arms that reaches it.
 
-    Every run on live questions of a table with a journal is appended to experiments/live-runs.jsonl.
+    Every run on a table's live questions that has a journal is appended to experiments/live-runs.jsonl.
     """
     table, world = joint_world(source, mapping, catalogue, cache)
     terms = Terms(
@@ -420,8 +420,8 @@ def _interval(found: dict[str, Any]) -> str:
 def usual(source: Path, mapping: Path | None, catalogue: Path, cache: Path, out: Path | None) -> None:
     """Print the variances of the policy's blocks, for accuracy and cost, on a table's history and as shipped.
 
-    Given these files for all tables but one, `frontier --usual` shows on the remaining table what an unseen fleet would
-    get.
+    Given these files for all tables but one, `frontier --usual` uses the remaining table to show what an unseen fleet
+    would get.
     """
     _, world = joint_world(source, mapping, catalogue, cache)
     with threadpool_limits(1):
@@ -483,7 +483,7 @@ def category_variances(
 def compare(journals: tuple[Path, ...], row: str) -> None:
     """Print the cost of ROW relative to the fixed ridge regression, from the last run of each table in JOURNALS.
 
-    p values are corrected by Holm over all tables and histories.
+    p values have Holm's correction over all tables and histories.
     """
     told = [line["verdict"] for path in journals for line in lines_of(path) if "verdict" in line]
     cells = {
@@ -582,7 +582,7 @@ def prior(
     cap: float,
     options: str,
 ) -> None:
-    """Make a prior from OUTCOMES: a recording of ours, or another complete table with --mapping.
+    """Make a prior from OUTCOMES: one of our recordings, or another complete table with --mapping.
 
     `python -m streams prior` makes one from a deployment's own outcomes.
     """
@@ -605,7 +605,7 @@ def prior(
     "--floor", default=50.0, show_default=True, help="Fewest effective decisions that an estimate needs."
 )
 def ope(log: Path, floor: float) -> None:
-    """Estimate what each action would have earned if always taken, from a LOG of randomised decisions.
+    """From a LOG of randomised decisions, estimate what each action would have earned if always taken.
 
     LOG is a CSV, JSONL or Parquet file with the columns action, propensity and reward.
     """

@@ -1,4 +1,4 @@
-"""The policies that are compared: the paper's in faithful form, its ablations, our own, and simple baselines."""
+"""The policies being compared: the paper's in faithful form, its ablations, our own, and simple baselines."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ def _made(name: str, **options: object) -> Make:
         return build_policy(
             name,
             {**options, **seeded},
-            # A policy that reads surface counts adds their number to `query_dim` itself.
+            # A policy that reads surface counts adds the number of counts to `query_dim` itself.
             query_dim=world.queries.shape[1] - (len(COUNTS) if name == DEFAULT else 0),
             action_dim=len(world.vectors[0].embedding),
         )
@@ -45,7 +45,7 @@ def _made(name: str, **options: object) -> Make:
 
 
 class Coordinates(LinUCB):
-    """LinUCB whose action features are the description's embedding and explicit coordinates.
+    """LinUCB with the description's embedding and explicit coordinates as action features.
 
     The coordinates describe the model's size rank and the logarithm of the search width. A small encoder hardly
     distinguishes the descriptions of neighbouring actions, but cost and accuracy vary smoothly with the coordinates.
@@ -72,8 +72,8 @@ COORDINATES, SHARE = 7, 0.5  # number of coordinates, and their weight relative 
 def plain_coordinates(world: BanditWorld) -> Array:
     """Return (1, size, size², width, width², drafts, size·width) for every arm, each in [0, 1].
 
-    Size is the model's scaled rank in the order of the arms, width is log₂(QP·CP)/6, and drafts is log₂(CP)/6. If no
-    arm searches, all sizes are 0.
+    Size is the model's scaled rank in the arms' order, width is log₂(QP·CP)/6, and drafts is log₂(CP)/6. If no arm
+    searches, all sizes are 0.
     """
     arms = world.outcomes.arms
     models = list(dict.fromkeys(arm.model for arm in arms))
@@ -119,11 +119,11 @@ SERVICE: Mapping[str, Make] = {"default": _made(DEFAULT)}
 
 
 def with_prior(world: BanditWorld, history: Sequence[int]) -> bytes:
-    """Return a prior for the default policy, made from the outcomes of every arm on history.
+    """Return a prior for the default policy, made from every arm's outcomes on history.
 
     Args:
         world: The world, with surface counts.
-        history: Indices of the questions of history.
+        history: Indices of the history questions.
     """
     policy = SERVICE["default"](world, 0)
     assert isinstance(policy, Contextual)
@@ -134,12 +134,12 @@ def with_prior(world: BanditWorld, history: Sequence[int]) -> bytes:
 ALL: Mapping[str, Make] = {**PAPER, **ABLATIONS, **OWN, **SERVICE}
 
 
-# The generic prior: variances of the blocks of the policy's coefficients, estimated from the tables' histories.
+# The generic prior: variances for the blocks of the policy's coefficients, estimated from the tables' histories.
 #
 # The shipped values (`agents.bandit.variances.USUAL`) were rounded by hand from such estimates. Replacing them with
 # estimates from all tables but one simulates an unseen fleet on the remaining table (leave one out).
 
-FEW = 200  # questions in the first estimate, too few for supervised directions; the second uses all questions
+FEW = 200  # questions in the first estimate: too few for supervised directions; the second uses all questions
 
 Usual = Mapping[str, tuple[float, float]]
 """The variances of accuracy and of cost for each kind of block, as in `variances.USUAL`."""
@@ -167,7 +167,7 @@ def estimated(world: BanditWorld) -> Usual:
 
 
 def combined(tables: Sequence[Usual]) -> Usual:
-    """Return the geometric means over tables; blocks that no table has keep the shipped values."""
+    """Return the geometric means over tables; blocks that are in no table keep the shipped values."""
     found = {name: [table[name] for table in tables if name in table] for name in variances.USUAL}
     return {
         name: tuple(np.exp(np.mean(np.log(rows), axis=0)).tolist()) if rows else variances.USUAL[name]
@@ -177,7 +177,7 @@ def combined(tables: Sequence[Usual]) -> Usual:
 
 @contextlib.contextmanager
 def in_place(usual: Usual | None) -> Iterator[None]:
-    """Replace the usual variances of this process's policies during the block; None keeps the shipped ones."""
+    """During the block, replace the usual variances of this process's policies; None keeps the shipped ones."""
     shipped = variances.USUAL
     variances.USUAL = usual or shipped  # type: ignore[misc]  # final except in the lab, which evaluates it
     try:
@@ -189,7 +189,7 @@ def in_place(usual: Usual | None) -> Iterator[None]:
 # The simplest baselines: one ridge regression per arm, fitted on history; the online one also learns from its choices.
 #
 # They read the encoder's vector and the surface counts, and choose the arm with the highest predicted accuracy minus
-# price times predicted cost. They share no code with the product's learners, with which they are compared.
+# price times predicted cost. They share no code with the product's learners that they are compared with.
 
 REFIT = 100  # outcomes between refits
 
@@ -202,7 +202,7 @@ class Fitted:
         features: Features of all questions, standardised on history, shape (Q, d).
         correct: Correctness, averaged over samples, shape (Q, A).
         log_cost: Logarithms of the mean cost, shape (Q, A).
-        history: Indices of the questions on which they are fitted.
+        history: Indices of the questions they are fitted on.
     """
 
     features: Array
@@ -234,13 +234,13 @@ class Fitted:
         )
 
     def predicted(self, questions: Sequence[int]) -> tuple[Array, Array]:
-        """Return the accuracy and the cost of every arm on other questions, shape (n, A) each."""
+        """Return every arm's predicted accuracy and cost on other questions, shape (n, A) each."""
         seen, fitted, new = self.features, list(self.history), list(questions)
         accuracy = by_leaving_one_out(seen[fitted], self.correct[fitted], seen[new])
         return accuracy, np.exp(by_leaving_one_out(seen[fitted], self.log_cost[fitted], seen[new]))
 
     def left_out(self) -> tuple[Array, Array]:
-        """Return the accuracy and cost of every arm on history's questions, each predicted from the other folds."""
+        """Return every arm's accuracy and cost on the history questions, each predicted from the other folds."""
         shape = (len(self.history), self.correct.shape[1])
         accuracy, cost = np.empty(shape), np.empty(shape)
         own = np.array(self.history)
@@ -251,13 +251,13 @@ class Fitted:
 
 
 def best_arms(accuracy: Array, cost: Array, price: float) -> list[int]:
-    """Return the best arm of each question at a price of linear cost."""
+    """Return the best arm for each question at a price of linear cost."""
     chosen: list[int] = (accuracy - price * cost).argmax(axis=1).tolist()
     return chosen
 
 
 def solved_prices(fitted: Fitted, best: int, shares: Sequence[float]) -> list[float]:
-    """Return, for each share of an arm's accuracy, the highest price at which cross-fitted choices still reach it.
+    """For each share of an arm's accuracy, return the highest price at which cross-fitted choices still reach it.
 
     Args:
         fitted: The regressions, fitted on history.
@@ -314,8 +314,8 @@ class OnlineRidge:
 
         Args:
             order: The question of each round.
-            price: Price of linear cost.
-            outcome: Returns the realised correctness and log cost of a question and an arm.
+            price: The price of linear cost.
+            outcome: Returns the realised correctness and log cost for a question and an arm.
         """
         gram, right, weights = self._gram.copy(), self._right.copy(), self._weights.copy()
         taken: list[int] = []

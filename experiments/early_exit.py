@@ -1,8 +1,8 @@
 """Savings and losses from path-aware early exit (§3.3), in our recordings and in a replay on others' step scores.
 
-Our recordings were run with and without early exit. The replay assumes that the paths of a problem advance in parallel,
-one step at a time, so that the scores determine which paths the product's rule would have stopped and whether the
-answer would have changed.
+Our recordings were run with and without early exit. The replay assumes that a problem's paths advance in parallel, one
+step at a time, so that the scores determine which paths the product's rule would have stopped and whether the answer
+would have changed.
 """
 
 import csv
@@ -38,7 +38,7 @@ def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
 
     Args:
         on: Outcomes with early exit.
-        off: Outcomes without it, for some or all of the same arms and questions, to which the comparison is restricted.
+        off: Outcomes without it, for some or all of the same arms and questions. The comparison is restricted to these.
     """
     samples = min(on.samples, off.samples)
     names = [arm.arm_id for arm in on.arms]
@@ -69,7 +69,7 @@ def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
 
 
 def stragglers(off: Outcomes) -> dict[str, Any]:
-    """Return how long searches with several paths continue after their answer is finished: the possible saving.
+    """Return how long searches with several paths continue after their answer is finished: the potential saving.
 
     Args:
         off: Outcomes without early exit.
@@ -90,7 +90,7 @@ def stragglers(off: Outcomes) -> dict[str, Any]:
 
 def _measured(o: Outcomes, samples: int) -> dict[str, Array]:
     parts = {name: o.extra[column][:samples] / TERA for name, column in PARTS.items()}
-    steps = o.extra["steps"][:samples]  # sequential steps: the paths of a step are decoded in parallel
+    steps = o.extra["steps"][:samples]  # sequential steps: the paths in a step are decoded in parallel
     return {"accuracy": 100 * o.correct[:samples], **parts, "eflops": o.cost[:samples] / TERA, "steps": steps}
 
 
@@ -129,7 +129,7 @@ def _over_questions(array: Array) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Effect of early exit on one problem's paths.
+    """The effect of early exit on one problem's paths.
 
     Attributes:
         steps: Total number of steps of all paths.
@@ -154,7 +154,7 @@ def replay(paths: Sequence[Sequence[float]], eta: float = 1.2) -> Replayed:
     """Replay the early-exit rule on the step scores of whole paths.
 
     Args:
-        paths: Step scores of each path, in [0, 1]; none is empty.
+        paths: The step scores of each path, in [0, 1]; no path is empty.
         eta: η in H_max = ⌈η·D_best⌉.
 
     >>> replay([[0.9, 0.9], [0.1, 0.1, 0.1]])
@@ -216,16 +216,16 @@ TIMES = 10  # draws per problem and width
 
 
 def replay_wide(folder: Path, eta: float = 1.2) -> dict[str, dict[str, Any]]:
-    """Replay searches of W paths, drawn with replacement from all scored beam-search paths of a problem.
+    """Replay searches of W paths, drawn with replacement from all of a problem's scored beam-search paths.
 
     Sequential positions determine the decoding time, so a search of 64 paths takes as long as its longest path. Steps
-    are summed over problems before they are compared, and intervals are by bootstrap over problems.
+    are summed over problems before they are compared, and intervals are from a bootstrap over problems.
     """
     with (folder / "configs.csv").open(encoding="utf-8") as told:
         beams = {each["config_id"] for each in csv.DictReader(told) if each["method"] == "beam_search"}
     paths: dict[str, list[Drafted]] = {}
     for config, problem, drafted in _drafted(folder):
-        if config in beams:  # scores of other configurations are not probabilities
+        if config in beams:  # other configurations' scores are not probabilities
             paths.setdefault(problem, []).append(drafted)
     found = {}
     for width in WIDTHS:
@@ -245,7 +245,7 @@ Drafted = tuple[list[float], float]
 
 
 def _drafted(folder: Path) -> Iterator[tuple[str, str, Drafted]]:
-    """Yield (configuration, problem, (step scores, correctness)) of every scored path."""
+    """Yield (configuration, problem, (step scores, correctness)) for every scored path."""
     raw = gzip.decompress((folder / "samples.csv.gz").read_bytes()).decode()
     for row in csv.DictReader(io.StringIO(raw)):
         if scores := [float(each) for each in row["step_scores"].split()]:

@@ -22,7 +22,7 @@ matplotlib.use("Agg")
 
 FEW = 50  # groups with fewer searches are in the table but are not drawn
 LETTER, LINE = 6.0, 11.0  # width and height of a label's letters, in pixels
-METADATA = {"Software": None}  # omits the software's version, so that the same runs give the same bytes
+METADATA = {"Software": None}  # omits the software's version, so that the same runs produce the same bytes
 TITLES = {
     "tts": "TTS (smallest model)",
     "routing": "Routing (one path)",
@@ -50,7 +50,7 @@ COLOURS = {
 
 
 def draw(folder: Path, world: BanditWorld, results: Results) -> dict[str, Path]:
-    """Draw every figure for which there are results; return the files keyed by figure name."""
+    """Draw every figure that there are results for; return the files keyed by figure name."""
     tables, runs, worlds = results.tables, results.runs, spaces(world)
     joint = "uis" if "uis" in worlds else "all"
     drawn: dict[str, Path] = {}
@@ -186,7 +186,7 @@ def joint_frontier(path: Path, worlds: Mapping[str, BanditWorld]) -> None:
 
 
 def _mixes(axis: Any, accuracy: np.ndarray, cost: np.ndarray, unit: float, **style: Any) -> None:
-    """Draw the cheapest mixes of points. They are straight lines in cost, so curves on a logarithmic axis."""
+    """Draw the cheapest mixes of points. They are straight lines in cost, and so curves on a logarithmic axis."""
     right, paid = hull(accuracy, cost)
     fine = np.geomspace(paid[0], paid[-1], 200) if len(paid) > 1 else paid
     axis.plot(fine / unit, 100 * np.interp(fine, paid, right), **{"linewidth": 1.3, **style})
@@ -213,7 +213,7 @@ def pareto(path: Path, table: Mapping[str, Any], world: BanditWorld) -> None:
 
 
 def score_histogram(path: Path, table: Mapping[str, Any]) -> None:
-    """Draw the distributions of the path scores of right and of wrong answers."""
+    """Draw the distributions of path scores for right and wrong answers."""
     figure, axis = plt.subplots(figsize=(6, 3.6))
     for name, colour in (("right", "C0"), ("wrong", "C3")):
         counts = np.array(table["histogram"][name], dtype=float)
@@ -227,7 +227,7 @@ def score_histogram(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def early_exit(path: Path, table: Mapping[str, Any]) -> None:
-    """Draw the changes of cost and accuracy due to early exit, by depth and by width."""
+    """Draw the changes in cost and accuracy due to early exit, by depth and by width."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.8))
     for axis, by, label in (
         (axes[0], "by_depth", f"steps of the answer without early exit ({FEW} searches or more)"),
@@ -258,7 +258,7 @@ FLEETS: Mapping[str, str] = {
     "mixed": "six small models\nin seven searches each",
     "zeroeval_gsm": "41 models, GSM8K:\nnothing to save",
 }
-"""Descriptions of the tables of other fleets, in drawing order."""
+"""Descriptions of the other fleets' tables, in drawing order."""
 
 ROWS: Mapping[str, tuple[str, str, str]] = {
     "default_with_prior": ("UniScale-Streams with a third of the questions as history", "#1660a8", "o"),
@@ -268,11 +268,11 @@ ROWS: Mapping[str, tuple[str, str, str]] = {
 """The rows to draw from each table's frontier: description, colour and marker (hollow for rows without history)."""
 
 OPEN, COLUMN, RIGHT = 1.08, 1.13, 1.5
-"""Positions on the axis at which unbounded intervals are cut, figures are printed, and the axis ends."""
+"""Positions on the axis where unbounded intervals are cut off, figures are printed, and the axis ends."""
 
 
 def fleets(path: Path, tables: Mapping[str, Any]) -> None:
-    """Draw the cost ratio of each row on each table, with intervals; 1 is the cheapest mix of fixed configurations."""
+    """Draw each row's cost ratio on each table, with intervals; 1 is the cheapest mix of fixed configurations."""
     named = [name for name in FLEETS if name in tables]
     figure, axis = plt.subplots(figsize=(9, 0.6 + 1.05 * len(named)))
     axis.axvline(1, color="black", linewidth=0.9)
@@ -318,13 +318,13 @@ def _paid(row: Mapping[str, Any]) -> str:
 
 
 def digest_of(tables: Mapping[str, Any]) -> str:
-    """Return the digest of the tables from which a picture is drawn, which is stored in the picture."""
+    """Return the digest of the tables that a picture is drawn from, which is stored in the picture."""
     drawn = {name: tables[name]["frontier"] for name in FLEETS if name in tables}
     return hashlib.sha256(orjson.dumps(drawn, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _label(axis: Any, labels: Sequence[tuple[str, float, float]]) -> None:
-    """Label points to the right or left, above or below, wherever there is no other label."""
+    """Label points on the right or left, above or below, wherever there is no other label."""
     taken: list[tuple[float, float, float]] = []
     for name, x, y in dict.fromkeys(labels):
         across, height = axis.transData.transform((x, y))

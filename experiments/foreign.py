@@ -1,4 +1,4 @@
-"""Reads outcomes from other sources: any CSV, JSONL or Parquet file of questions, arms, correctness and costs.
+"""Reads outcomes from other sources: any CSV, JSONL or Parquet file with questions, arms, correctness and costs.
 
 The columns are named in a mapping, which is a YAML file in any folder:
 
@@ -126,7 +126,7 @@ def read_mapping(path: Path) -> Row:
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield (number, row) of a CSV, JSONL or Parquet file, gzipped or not; lines are counted from 1."""
+    """Yield (number, row) for each row of a CSV, JSONL or Parquet file, gzipped or not; lines are counted from 1."""
     name = path.name.removesuffix(".gz")
     if name.endswith(".parquet"):
         import pyarrow.parquet as pq

@@ -1,8 +1,8 @@
-"""Cost at equal accuracy of every policy on the live questions of a world, and the numbers of the paper's Figure 1.
+"""Every policy's cost at equal accuracy on a world's live questions, and the numbers in the paper's Figure 1.
 
-Figure 1 shows the gain of the joint space of model and search over either alone. Each space may mix its configurations
+Figure 1 shows what the joint space of model and search gains over either alone. Each space may mix its configurations
 at random. The mix is chosen on history and judged on the live questions. Choosing it on the live questions themselves
-would favour the largest space, because the best of 168 configurations profits more from chance than the best of six.
+would favour the largest space, because the best of 168 configurations benefits more from chance than the best of six.
 """
 
 import hashlib
@@ -40,8 +40,8 @@ WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 
 PRICES = (
     0.0,
     *(2.0**k for k in range(-8, 9)),
-)  # λ, in accuracy (from 0 to 1) per mean cost of the best arm on history
-ENOUGH = 12  # number of prices; with fewer, a mix may lack the point that it needs
+)  # λ, in accuracy (0 to 1) per mean cost of the best arm on history
+ENOUGH = 12  # number of prices; with fewer, a mix may lack a point that it needs
 LEARNT = 2_000  # number of rounds on history, which are not judged
 FEWEST = 10  # minimum number of history questions, and of live questions
 
@@ -51,8 +51,8 @@ class Player:
     """One row of the table.
 
     Attributes:
-        policy: Name of the policy in `contenders`.
-        warm_up: Number of warm-up rounds.
+        policy: The policy's name in `contenders`.
+        warm_up: The number of warm-up rounds.
         after_history: Whether it first learns on history, from its own choices.
         prior: Whether it starts from a prior made from history.
         linear: Whether its objectives are prices of linear cost and its embeddings include surface counts.
@@ -71,7 +71,7 @@ HINDSIGHT = "ridge_in_hindsight"
 """Row of the ridge fitted on the outcomes of every arm (`hindsight.py`). It is not an upper bound."""
 
 WITH_CONTEXT = "_with_context"
-"""Suffix of the rows that see the questions' categories."""
+"""Suffix for the rows that see the questions' categories."""
 
 STATIC, ONLINE, PARETO = "ridge_from_history", "ridge_online", "paretobandit"
 SIMPLEST: Mapping[str, Player] = {
@@ -96,14 +96,14 @@ AFTER_HISTORY: Mapping[str, Player] = {
 
 
 ELSEWHERE: Mapping[str, Player] = {PARETO: Player(PARETO, warm_up=0, linear=True, prior=True)}
-"""ParetoBandit, a third-party learner. It runs only if an interpreter that has its package installed is given."""
+"""ParetoBandit, a third-party learner. It runs only if given an interpreter that has its package installed."""
 RIDGES = ("experiments/contenders.py", "experiments/ridge.py")
 APART: Mapping[str, tuple[str, ...]] = {
     STATIC: RIDGES,
     ONLINE: RIDGES,
     PARETO: ("experiments/paretobandit.py",),
 }
-"""The rows that do not run our policies, and the files on which their choices depend."""
+"""The rows that do not run our policies, and the files that their choices depend on."""
 POLICIES = (
     "agents/bandit",
     "experiments/contenders.py",
@@ -111,24 +111,24 @@ POLICIES = (
     "experiments/loop.py",
     "experiments/outcomes.py",
 )
-"""The files on which the choices of all other rows depend. If one changes, these rows' journal entries are ignored."""
+"""The files that all other rows' choices depend on. If one changes, these rows' journal entries are ignored."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Terms of the comparison: its history, its questions and its prices.
+    """The terms of the comparison: its history, its questions and its prices.
 
     Attributes:
-        history: Number of questions of history from which a row learns, redrawn in each order; None for all.
-        live: Approximate number of live questions to ask, chosen by a hash of their ids; None for all.
-        prices: Number of prices, placed according to history; None or eighteen for the fixed `PRICES`.
+        history: The number of history questions that a row learns from, redrawn in each order; None for all.
+        live: The approximate number of live questions to ask, chosen by a hash of their ids; None for all.
+        prices: The number of prices, placed according to history; None or eighteen for the fixed `PRICES`.
         half: If given, history is split into two halves; this one is judged, and the other one serves as history. None
             judges the live questions.
         batch: Number of queries per batch of decisions.
         hindsight: Whether to include the ridge in hindsight, and those that also know the family or the level.
         paretobandit: An interpreter with ParetoBandit's package; None omits its row.
         context: The category that the rows `…_with_context` also see (`BanditWorld.with_context`); None omits them.
-        usual: Usual variances that replace the shipped ones; None keeps the shipped ones.
+        usual: Usual variances to replace the shipped ones; None keeps the shipped ones.
         journal: Games that have already been played.
     """
 
@@ -151,7 +151,7 @@ class Terms:
         return past, now
 
     def drawn(self, history: Sequence[int], seed: int) -> list[int]:
-        """Return the history questions from which a row learns in the order with this seed.
+        """Return the history questions that a row learns from, in the order given by this seed.
 
         Raises:
             OutcomeError: History has fewer questions than requested.
@@ -262,12 +262,12 @@ def frontier(
 
 
 def priced(world: BanditWorld, weight: float) -> Objective:
-    """Return the paper's objective with this weight of cost; correctness and score share the rest."""
+    """Return the paper's objective with this weight for cost; correctness and score share the rest."""
     return Objective((1 - weight) / 2, (1 - weight) / 2, weight, *world.bounds)
 
 
 def tidied(value: Any) -> Any:
-    """Return nested figures rounded to nine digits, because the last bits of a sum depend on the machine."""
+    """Round nested figures to nine digits, because the last bits of a sum depend on the machine."""
     if isinstance(value, Mapping):
         return {name: tidied(each) for name, each in value.items()}
     return tidy({"": value})[""] if isinstance(value, float) else value
@@ -314,14 +314,14 @@ class _Task:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Return the question of every round: first any of history, which are not judged, then the live ones."""
+        """Return the question for every round: first any from history, which are not judged, then the live ones."""
         rng = np.random.default_rng([self.seed, 7])
         before = rng.choice(self.history, size=LEARNT).tolist() if self.player.after_history else []
         return (*before, *rng.permutation(self.live).tolist())
 
     @cached_property
     def sample(self) -> np.ndarray:
-        """Return the recorded sample that each question and arm realises, shape (Q, A)."""
+        """Return the recorded sample realised by each question and arm, shape (Q, A)."""
         o = self.world.outcomes
         shape = (len(o.questions), len(o.arms))
         return np.random.default_rng([self.seed, 1]).integers(o.samples, size=shape)
@@ -394,7 +394,7 @@ class Table:
     def _played(
         self, player: Player, wanted: Mapping[int, Sequence[Game]], objectives: Sequence[Objective]
     ) -> Iterator[tuple[_Task, list[list[int]]]]:
-        """Play the games that the journal lacks; yield them per order, or one at a time without worker processes."""
+        """Play the games missing from the journal; yield them per order, or one by one without worker processes."""
         held = self._terms.journal.games
         tasks: list[_Task] = []
         for seed, games in wanted.items():
@@ -467,12 +467,12 @@ def prices(fitted: Fitted, best: int, count: int) -> list[float]:
     """Return 0 and prices per unit of cost that cover the targets, as estimated on history.
 
     They cover the prices at which a router cross-fitted on history reaches 98, 95, 90 and 85 % of the best arm's
-    accuracy on history, and extend somewhat beyond these on either side.
+    accuracy on history, and extend slightly beyond these on either side.
 
     Args:
         fitted: The regressions, fitted on all of history.
         best: The arm that is most accurate on history.
-        count: Number of prices; with fewer than six, 0 and the extensions are omitted.
+        count: The number of prices; with fewer than six, 0 and the extensions are omitted.
     """
     unit = float(np.exp(fitted.log_cost[list(fitted.history), best]).mean())
     found = np.maximum(solved_prices(fitted, best, (0.98, 0.95, 0.90, 0.85)), PRICES[1] / unit)
@@ -483,7 +483,7 @@ def prices(fitted: Fitted, best: int, count: int) -> list[float]:
 
 
 def _play(task: _Task) -> list[list[int]]:
-    """Return the arm of every live round under each objective."""
+    """Return the arm chosen in every live round under each objective."""
     if task.player.policy in APART:
         return _elsewhere(task) if task.player.policy == PARETO else _routed(task)
     stages = [{1: Stage(tuple(range(task.sample.shape[1])), objective)} for objective in task.objectives]
@@ -542,9 +542,9 @@ SPACES = ("tts", "routing", "uis")
 
 
 def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
-    """Return the frontier of each scenario's mixes, and the gain of the joint space over it.
+    """Return the frontier of each scenario's mixes, and the joint space's gain over it.
 
-    `accuracy` is that of the configuration that is most accurate on history. `area` is the mean accuracy of the
+    `accuracy` belongs to the configuration that is most accurate on history. `area` is the mean accuracy of the
     cheapest mixes over the logarithm of the cost, in percent, from the joint space's cheapest configuration to its most
     accurate one. `uis_gains_points` is the joint space's area minus the scenario's, paired by question.
     `uis_cost_ratio` is the joint space's cost at 90, 95 and 98 % of the scenario's accuracy, relative to the cost of
@@ -583,7 +583,7 @@ def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
 
 
 def points_of(world: BanditWorld, questions: list[int]) -> Points:
-    """Return the accuracy and cost of every arm on some questions, averaged over samples."""
+    """Return every arm's accuracy and cost on some questions, averaged over samples."""
     o = world.outcomes
     return Points(o.correct[:, questions].mean(axis=0).T, o.cost[:, questions].mean(axis=0).T)
 

@@ -34,10 +34,10 @@ class ContextualOracle:
 
     Attributes:
         kind: The best kind of policy.
-        value: Its mean reward on questions on which it was not fitted.
+        value: Its mean reward on questions it was not fitted on.
         values: The mean reward of each kind.
         per_question: Its reward per question, averaged over samples, shape (Q,).
-        fixed_per_question: The cross-fitted best fixed arm's reward per question, with which the gap is paired.
+        fixed_per_question: The cross-fitted best fixed arm's reward per question, which the gap is paired with.
         choices: Its arm for each question.
     """
 
@@ -67,7 +67,7 @@ def best_fixed(trial: Trial, objective: Objective) -> tuple[int, float]:
 
 
 def followed(trial: Trial, choices: Sequence[int], objective: Objective) -> float:
-    """Return the mean reward after the warm-up if each question always gets the arm in `choices`."""
+    """Return the mean reward after the warm-up if each question always gets its arm in `choices`."""
     played = np.array(trial.order[trial.warm_up :])
     return float(trial.earned(objective)[played, np.array(choices)[played]].mean())
 
@@ -99,15 +99,15 @@ def best_contextual(world: BanditWorld, objective: Objective) -> ContextualOracl
 
 
 def _predict(kind: Kind, seen: Array, rewards: Array, new: Array) -> Array:
-    """Return predicted rewards of new questions, shape (new, A)."""
+    """Return the predicted rewards for new questions, shape (new, A)."""
     if kind == "fixed":
         return np.broadcast_to(rewards.mean(axis=0), (len(new), rewards.shape[1]))
     return by_leaving_one_out(seen, rewards, new)
 
 
-PLAIN = 8  # principal directions of the question if arms are pooled
+PLAIN = 8  # principal directions of the question's embedding if arms are pooled
 PRICES = np.concatenate([[0.0], np.logspace(-4, 4, 81)])
-"""Prices of linear cost, in accuracy (from 0 to 1) per mean cost of the arm that was best on history."""
+"""Prices of linear cost, in accuracy (0 to 1) per mean cost of the arm that was best on history."""
 TOLD = 10.0  # scale of indicators relative to unit vectors, which divides their penalty by 100
 CHEAPER, DEARER = 0.2, 5.0  # bounds on a question's predicted cost, as multiples of the arm's mean cost
 
@@ -138,7 +138,7 @@ def ridge_in_hindsight(
         history: Indices of the questions on which all folds are fitted.
         live: Indices of the questions on which the kinds are judged.
         yardstick: The yardstick on the live questions.
-        told: Further information on each question of the world, such as its level or family; None for none.
+        told: Further information about each of the world's questions, such as its level or family; None for none.
     """
     found: list[tuple[tuple[float, float], str, Points]] = []
     for kind, predictions in _predictions(world, history, live, told):
@@ -157,7 +157,7 @@ Predicted = tuple[Array, Array]
 def _predictions(
     world: BanditWorld, history: Sequence[int], live: Sequence[int], told: Sequence[str] | None
 ) -> Iterator[tuple[str, Predicted]]:
-    """Yield each kind's predicted accuracy and cost of the live questions, shape (L, A) each."""
+    """Yield each kind's predicted accuracy and cost for the live questions, shape (L, A) each."""
     o = world.outcomes
     right, cost = o.correct.mean(axis=0), o.cost.mean(axis=0)
     surface = _standard(np.array([counts(each.text) for each in o.questions]))
@@ -226,6 +226,6 @@ def _standard(columns: Array) -> Array:
 
 
 def _indicators(told: Sequence[str]) -> Array:
-    """Return one indicator column per name, scaled up so that ridge hardly shrinks it."""
+    """Return one indicator column per name, scaled up so that ridge regression hardly shrinks it."""
     names = sorted(set(told))
     return np.array([[TOLD * (each == name) for name in names] for each in told])

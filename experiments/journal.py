@@ -1,16 +1,16 @@
-"""Journals, from which interrupted runs resume, and the record of every run on live questions.
+"""Journals, which interrupted runs resume from, and the record of every run on live questions.
 
 A journal is a file of JSON lines, one for each finished piece of work. Each line is on disk before the next piece of
 work starts, so killing the process loses only the work in progress. An incomplete last line is ignored when the file is
 read, and removed by the next write.
 
-In the journal of a frontier, a line is a game: one row of a table on one history, in one order of the questions, at one
-price. It contains the chosen arms, round by round, from which accuracy and cost follow. A game is valid for one table
-of outcomes and one version of the code, both identified by digests. A verdict is the result of a whole run.
+In a frontier's journal, a line is a game: one row of a table on one history, in one order of the questions, at one
+price. It contains the chosen arms, round by round, which determine accuracy and cost. A game is valid for one table of
+outcomes and one version of the code, both identified by digests. A verdict is the result of a whole run.
 
-In the journal of a recording, the first line contains the settings, and each further line a finished shard. If a shard
-is run in further variants later (without early exit or with a different verifier), a line is added. Processes that
-share a recording each write their own journal and read those of the others.
+In a recording's journal, the first line contains the settings, and each further line a finished shard. If more variants
+of a shard are run later (without early exit or with a different verifier), a line is added. Processes that share a
+recording each write their own journal and read those of the others.
 """
 
 import base64
@@ -38,10 +38,10 @@ class Game:
 
     Attributes:
         table: Digest of the outcomes, the texts and the split.
-        row: Name of the player.
-        history: Number of questions of history, or `third`; empty for none.
-        order: Seed of the order.
-        price: Price of linear cost, or the paper's weight of cost.
+        row: The player's name.
+        history: Number of history questions, or `third`; empty for none.
+        order: Seed for the order.
+        price: The price of linear cost, or the paper's weight for cost.
         batch: Number of queries per batch of decisions.
         code: Digest of the code that chose the arms.
     """
@@ -116,7 +116,7 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def code_digest(*parts: str) -> str:
-    """Return a digest of source files, given as files or folders of the repository."""
+    """Return a digest of source files, given as files or folders in the repository."""
     digest = hashlib.sha256()
     for part in parts:
         at = ROOT / part
@@ -138,23 +138,23 @@ def record_live_run(about: Mapping[str, Any], path: Path = LIVE_RUNS) -> None:
 
 
 RunKey = tuple[str, str, bool]
-"""Identity of a shard's searches that run together: the shard's name, the verifier, and whether early exit is on."""
+"""Identifies a shard's searches that run together: the shard's name, the verifier, and whether early exit is on."""
 
 
 class JournalError(UniscaleError):
-    """A journal belongs to a different recording. Choose another folder, or the settings with which it was started."""
+    """A journal belongs to a different recording. Choose another folder, or the settings it was started with."""
 
 
 class SearchJournal:
     """The searches of every finished shard of a recording.
 
     Args:
-        path: Its file, which is created if missing.
-        settings: The settings on which the recording depends. They are stored in the first line.
-        beside: Journals of other parts of the same recording.
+        path: The journal's file, which is created if missing.
+        settings: The settings that the recording depends on. They are stored in the first line.
+        beside: Journals for other parts of the same recording.
 
     Raises:
-        JournalError: A file was started with different settings. The message names the first that differs.
+        JournalError: A file was started with different settings. The message names the first one that differs.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], beside: Sequence[Path] = ()) -> None:
@@ -182,7 +182,7 @@ class SearchJournal:
 
         Args:
             source: The file, for the message.
-            begun: The settings with which it was made.
+            begun: The settings it was made with.
 
         Raises:
             JournalError: The settings differ. The message names the first difference.
@@ -196,7 +196,7 @@ class SearchJournal:
                 )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield every row of every finished shard, including those of the other journals."""
+        """Yield every row of every finished shard, including those in the other journals."""
         seen: set[RunKey] = set()
         for file in self._files:
             for line in lines_of(file):
@@ -206,7 +206,7 @@ class SearchJournal:
 
 
 def journals(folder: Path, task: str) -> list[Path]:
-    """Return the journals of all parts of a task's recording."""
+    """Return the journals for all parts of a task's recording."""
     return sorted(folder.glob(f"{task}*.jsonl"))
 
 

@@ -1,4 +1,4 @@
-"""The experiment's loop (Alg. 1) and its scenarios. A uniform warm-up precedes the policy, and each round yields a row.
+"""The experiment's loop (Alg. 1) and its scenarios. A uniform warm-up precedes the policy; each round yields a row.
 
 Randomness belongs to the trial, not to the policy: the order of questions, the warm-up choices and the recorded sample
 that each (question, arm) realises depend only on the seed. With the same seed, all policies therefore see the same
@@ -25,7 +25,7 @@ SEEDS = (3, 23, 42, 50, 57)
 
 @dataclass(frozen=True)
 class Stage:
-    """The available arms and the objective, in force from a given round on."""
+    """The available arms and the objective, in force from a given round onwards."""
 
     arms: tuple[int, ...]
     objective: Objective
@@ -43,8 +43,8 @@ class FeedbackChannel:
         duplicated: Probability that a reward arrives twice; the duplicate is recognised by its id and dropped, as in
             production.
         poisoned: Probability that a reward's correctness is inverted.
-        two_stage: Whether score and cost arrive immediately, with correctness imputed from the score, so that only the
-            correction can be late or lost.
+        two_stage: Whether the score and cost arrive immediately, with correctness imputed from the score, so that only
+            the correction can be late or lost.
     """
 
     in_flight: int = 1
@@ -58,14 +58,14 @@ class FeedbackChannel:
 
 @dataclass(frozen=True)
 class Trial:
-    """The random world of one seed.
+    """One seed's random world.
 
     Attributes:
         world: Questions, arms and outcomes.
-        seed: Seed of all its randomness.
-        order: Index of the question of each round.
-        sample: The recorded sample that each (question, arm) realises, shape (Q, A).
-        stages: Stages by their first round; the first starts at round 1.
+        seed: Seed for all of its randomness.
+        order: Index of each round's question.
+        sample: The recorded sample realised by each (question, arm), shape (Q, A).
+        stages: Stages by their first round; the first stage starts at round 1.
         feedback: The feedback channel.
         warm_up: Number of warm-up rounds.
     """
@@ -79,11 +79,11 @@ class Trial:
     warm_up: int = WARM_UP
 
     def stage(self, round_number: int) -> Stage:
-        """Return the stage of a round."""
+        """Return a round's stage."""
         return self.stages[max(start for start in self.stages if start <= round_number)]
 
     def realised(self, array: Array) -> Array:
-        """Return the realised samples of an array of shape (samples, Q, A), with shape (Q, A)."""
+        """Return the realised samples, of shape (Q, A), from an array of shape (samples, Q, A)."""
         q, a = np.indices(self.sample.shape)
         return np.asarray(array[self.sample, q, a])
 
@@ -104,7 +104,7 @@ class Step:
 
     Attributes:
         best: The highest realised reward on its question among the available arms.
-        best_of_all: The highest realised reward on its question among all arms of the world.
+        best_of_all: The highest realised reward on its question among all arms in the world.
     """
 
     round: int
@@ -139,10 +139,10 @@ def make_trial(
 
     Args:
         world: Questions, arms and outcomes.
-        seed: Seed of all randomness.
-        stages: Available arms and objective, by first round.
+        seed: Seed for all randomness.
+        stages: The available arms and objective, by first round.
         rounds: Number of rounds.
-        warm_up: Number of these rounds that are warm-up.
+        warm_up: How many of these rounds are warm-up.
         feedback: The feedback channel.
     """
     count = len(world.outcomes.questions)
@@ -201,14 +201,14 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
 
 
 def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array] | None = None) -> list[int]:
-    """Return the arm of every round. The policy decides and learns in batches, as in the service.
+    """Return the arm chosen in every round. The policy decides and learns in batches, as in the service.
 
     Args:
         policy: A new policy, possibly started from a prior.
-        trial: The trial. Every outcome arrives right after the decisions of its batch.
+        trial: The trial. Every outcome arrives right after the decisions in its batch.
         batch: Number of queries per batch of decisions; with 1, the choices are the same as with `play`.
-        worse: A round, and the correctness of each question and arm from that round on, shape (Q, A). The policy is
-            not notified.
+        worse: A round, and the correctness of each question and arm from that round onwards, shape (Q, A). The policy
+            is not notified.
     """
     world, outcomes = trial.world, trial.world.outcomes
     correct, score, log_cost = (
@@ -268,11 +268,11 @@ def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array
 
 
 def follow(trial: Trial, choose: Callable[[int, Array], int]) -> Iterator[Step]:
-    """Yield the rounds of a player that does not learn, such as an oracle or a policy's recorded choices.
+    """Yield the rounds for a player that does not learn, such as an oracle or a policy's recorded choices.
 
     Args:
         trial: The trial; its warm-up is the same as for policies.
-        choose: Returns an arm, given a round and the rewards of all arms in that round, with NaN for unavailable arms.
+        choose: Returns an arm, given a round and all arms' rewards in that round, with NaN for unavailable arms.
     """
     realised = trial.terms()
     for at, question in enumerate(trial.order, 1):
@@ -287,7 +287,7 @@ def follow(trial: Trial, choose: Callable[[int, Array], int]) -> Iterator[Step]:
 
 
 def warm_up_arm(trial: Trial, at: int) -> int:
-    """Return the warm-up arm of a round, which is the same for every policy."""
+    """Return a round's warm-up arm, which is the same for every policy."""
     arms = trial.stage(at).arms
     return arms[int(np.random.default_rng([trial.seed, 3, at]).integers(len(arms)))]
 
@@ -320,7 +320,7 @@ class _Post:
         self.sent = 0
 
     def send(self, at: int, pending: Pending, known: Observation, chance: np.random.Generator) -> None:
-        """Send the reward of a round, unless it is lost."""
+        """Send a round's reward, unless it is lost."""
         f = self.feedback
         if f.two_stage:
             self.policy.learn([replace(known, correct=None, imputed=known.score)])
@@ -337,7 +337,7 @@ class _Post:
             heapq.heappush(self.waiting, (due, self.sent, told))
 
     def deliver(self, at: int) -> None:
-        """Let the policy learn from the rewards that are due, from each only once."""
+        """Let the policy learn from the rewards that are due, but only once from each."""
         while self.waiting and self.waiting[0][0] <= at:
             _, _, told = heapq.heappop(self.waiting)
             if told.observation_id in self.learnt:
@@ -384,13 +384,13 @@ def best_route_space(catalogue: Catalogue) -> ActionSpace:
 
 COST_SENSITIVE, QUALITY_PRIORITY = "cost-sensitive", "quality-priority"
 MODES = (COST_SENSITIVE, QUALITY_PRIORITY)
-DRIFTING = 2  # number of models that are added or removed, the smallest ones (0.6B and 1.7B in the paper)
+DRIFTING = 2  # how many of the smallest models are added or removed (0.6B and 1.7B in the paper)
 
 
 def spaces(world: BanditWorld) -> dict[str, BanditWorld]:
     """Return the scenarios' worlds: `tts`, `routing`, `uis` and `best_route` for recordings, `all` for other tables.
 
-    All worlds of a recording use the cost bounds of the whole UIS table.
+    All of a recording's worlds use the cost bounds of the whole UIS table.
     """
     arms = world.outcomes.arms
     uis = [i for i, arm in enumerate(arms) if (arm.qp, arm.cp) in PAIRS]
@@ -410,7 +410,7 @@ def spaces(world: BanditWorld) -> dict[str, BanditWorld]:
 
 
 def models_of(world: BanditWorld) -> list[str]:
-    """Return the models in ascending order of the mean cost of a single path."""
+    """Return the models in ascending order of their mean cost for a single path."""
     arms, cost = world.outcomes.arms, world.outcomes.log_cost.mean(axis=(0, 1))
     single = {arm.model: cost[i] for i, arm in enumerate(arms) if arm.qp * arm.cp == 1}
     return sorted(single, key=lambda model: float(single[model]))
@@ -428,21 +428,21 @@ def _best_route(arms: tuple[Arm, ...]) -> list[int]:
 
 
 def drift_add(world: BanditWorld) -> dict[int, Stage]:
-    """Return the stages of Add, in which the two smallest models are added at round 51, under Cost-Sensitive."""
+    """Return the stages of Add, which adds the two smallest models at round 51, under Cost-Sensitive."""
     whole, without = _with_and_without(world)
     objective = world.objective(COST_SENSITIVE)
     return {1: Stage(without, objective), WARM_UP + 1: Stage(whole, objective)}
 
 
 def drift_remove(world: BanditWorld) -> dict[int, Stage]:
-    """Return the stages of Remove, in which the two smallest models are removed at round 51, under Cost-Sensitive."""
+    """Return the stages of Remove, which removes the two smallest models at round 51, under Cost-Sensitive."""
     whole, without = _with_and_without(world)
     objective = world.objective(COST_SENSITIVE)
     return {1: Stage(whole, objective), WARM_UP + 1: Stage(without, objective)}
 
 
 def drift_objective(world: BanditWorld, before: str, after: str) -> dict[int, Stage]:
-    """Return the stages of a change of reward mode at round 51."""
+    """Return the stages for a change of reward mode at round 51."""
     arms = tuple(range(len(world.vectors)))
     return {1: Stage(arms, world.objective(before)), WARM_UP + 1: Stage(arms, world.objective(after))}
 

@@ -1,9 +1,9 @@
 """Off-policy evaluation on logged traffic: replay, IPS, SNIPS and DR.
 
-A log contains the action, the propensity and the reward of each decision. If the logged policy rarely chose what the
-evaluated policy would choose, an estimate depends on few decisions. The effective sample size (Σw)²/Σw² measures this;
-if it is below a floor, no estimate is given. The interval of SNIPS is by bootstrap, because the usual formula
-normalises each decision separately, which gives too narrow an interval.
+A log contains the action, propensity and reward of each decision. If the logged policy rarely chose what the evaluated
+policy would choose, an estimate depends on few decisions. The effective sample size (Σw)²/Σw² measures this; if it is
+below a floor, no estimate is given. The interval for SNIPS is from a bootstrap, because the usual formula normalises
+each decision separately, which makes the interval too narrow.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class LoggedDecisions:
 
     Attributes:
         actions: The chosen actions, shape (n,).
-        propensities: The probabilities with which they were chosen, in (0, 1], shape (n,).
+        propensities: The probabilities they were chosen with, in (0, 1], shape (n,).
         rewards: Their rewards, shape (n,).
     """
 
@@ -64,7 +64,7 @@ class Estimate:
     """An estimate of a policy's mean reward, with a 95 % bootstrap interval over decisions.
 
     Attributes:
-        effective: Effective sample size.
+        effective: The effective sample size.
     """
 
     value: float
@@ -74,10 +74,10 @@ class Estimate:
 
 
 def replay(log: LoggedDecisions, chosen: Sequence[int], *, floor: float = FLOOR) -> Estimate:
-    """Return the mean reward of the decisions on which a deterministic policy agrees with the log of a uniform policy.
+    """Return the mean reward of the decisions where a deterministic policy agrees with a uniform policy's log.
 
     Args:
-        log: The log of a uniform policy.
+        log: A uniform policy's log.
         chosen: The evaluated policy's action for each decision.
         floor: Minimum number of agreeing decisions.
 
@@ -148,7 +148,7 @@ def effective(weights: Array) -> float:
 
 
 def greedy_probabilities(chosen: Sequence[int], actions: int) -> Array:
-    """Return the distribution of a policy that always chooses `chosen`, shape (n, A)."""
+    """Return the distribution for a policy that always chooses `chosen`, shape (n, A)."""
     return np.asarray(np.eye(actions)[np.asarray(chosen)])
 
 

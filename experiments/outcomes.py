@@ -46,7 +46,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class QuestionInfo:
-    """One question. Its text, level and task family are empty if unknown."""
+    """One question. The text, level and task family are empty if unknown."""
 
     question_id: str
     text: str
@@ -59,15 +59,15 @@ class Outcomes:
     """A complete table of outcomes.
 
     Attributes:
-        name: Name for titles.
+        name: The name to use in titles.
         questions: The Q questions.
         arms: The A arms.
         correct: 1, 0 or a grade in between, shape (samples, Q, A).
-        score: V(y*), of the same shape; equal to `correct` if the source has no score.
-        log_cost: Natural logarithm of the cost, of the same shape.
-        unit: Unit of the cost; `eFLOPs` in our recordings.
-        extra: Further columns of the same shape, keyed by name.
-        dense: Whether `score` is from a verifier.
+        score: V(y*), in the same shape; equal to `correct` if the source has no score.
+        log_cost: Natural logarithm of the cost, in the same shape.
+        unit: The cost's unit; `eFLOPs` in our recordings.
+        extra: Further columns in the same shape, keyed by name.
+        dense: Whether `score` comes from a verifier.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Outcomes:
         return (low, high) if high > low else (low - 0.5, high + 0.5)
 
     def restrict(self, arms: Sequence[int], name: str | None = None) -> "Outcomes":
-        """Return the outcomes of some arms, in the given order."""
+        """Return the outcomes for some arms, in the given order."""
         index = list(arms)
         return replace(
             self,
@@ -123,7 +123,7 @@ class Outcomes:
         )
 
     def of_questions(self, questions: Sequence[int]) -> "Outcomes":
-        """Return the outcomes of some questions, in the given order."""
+        """Return the outcomes for some questions, in the given order."""
         index = list(questions)
         return replace(
             self,
@@ -136,7 +136,7 @@ class Outcomes:
 
 
 def beside_of(outcomes: Path, kind: str) -> Path:
-    """Return the path of a file of some kind that accompanies a table of outcomes.
+    """Return the path of the file of some kind that accompanies a table of outcomes.
 
     >>> beside_of(Path("data/math.parquet"), "latency").as_posix()
     'data/math.latency.json'
@@ -162,13 +162,13 @@ NUMBERS = (
 
 
 def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool = True) -> Outcomes:
-    """Read a recording of ours (`experiments/record/table.py`).
+    """Read one of our recordings (`experiments/record/table.py`).
 
     If a model has no verifier, Score takes the value of Correct for all of them, as in what a learner learns.
 
     Args:
         path: The Parquet file.
-        verifier: The verifier of the runs to read; by default the one in use.
+        verifier: The verifier whose runs are to be read; by default, the one in use.
         early_exit: Whether to read the runs with early exit or those without. Runs without it, or with a verifier other
             than the one in use, may cover only some of the questions.
 
@@ -246,7 +246,7 @@ class BanditWorld:
         vectors: One vector per arm, in the outcomes' order.
         bounds: (minimum, maximum) of log C over the whole original table, shared by all scenarios.
         texts: The embedded texts and the encoder's name; together with the outcomes, they identify the world.
-        categories: The categories `key=value` of each question; empty if no question has any.
+        categories: Each question's categories, as `key=value`; empty if no question has any.
     """
 
     outcomes: Outcomes
@@ -257,7 +257,7 @@ class BanditWorld:
     categories: tuple[tuple[str, ...], ...] = ()
 
     def restrict(self, arms: Sequence[int], name: str) -> "BanditWorld":
-        """Return the world of some arms, with the same bounds."""
+        """Return the world with only some arms, and the same bounds."""
         return replace(
             self,
             outcomes=self.outcomes.restrict(arms, name),
@@ -265,7 +265,7 @@ class BanditWorld:
         )
 
     def of_questions(self, questions: Sequence[int]) -> "BanditWorld":
-        """Return the world of some questions, with the same bounds."""
+        """Return the world with only some questions, and the same bounds."""
         index = list(questions)
         shown = tuple(self.categories[i] for i in index) if self.categories else ()
         return replace(
@@ -276,7 +276,7 @@ class BanditWorld:
         )
 
     def shown(self, question: int) -> tuple[str, ...]:
-        """Return the categories of a question."""
+        """Return a question's categories."""
         return self.categories[question] if self.categories else ()
 
     def with_context(self, column: str, history: Sequence[int]) -> "BanditWorld":
@@ -285,7 +285,7 @@ class BanditWorld:
         Args:
             column: `family` or `level`, whose most frequent values on history are the listed categories; or
                 `random:N`, for N arbitrary categories.
-            history: Indices of the questions of history.
+            history: Indices of the history questions.
 
         Raises:
             OutcomeError: There is no such column, or it is empty.
@@ -306,7 +306,7 @@ class BanditWorld:
         return replace(self, categories=shown)
 
     def lean(self) -> "BanditWorld":
-        """Return the world without the further columns, which no policy reads, to send less to worker processes."""
+        """Return the world without the extra columns, which no policy reads, to send less to worker processes."""
         return replace(self, outcomes=replace(self.outcomes, extra={}))
 
     def with_counts(self) -> "BanditWorld":
@@ -315,7 +315,7 @@ class BanditWorld:
         return replace(self, queries=with_counts(self.queries, texts))
 
     def spanned(self) -> "BanditWorld":
-        """Return the same questions in coordinates of the subspace that they span, if it has fewer dimensions.
+        """Return the same questions in the coordinates of the subspace they span, if it has fewer dimensions.
 
         Lengths and angles stay the same, and so do the choices of linear and nearest-neighbour policies. A learner on
         142 questions then inverts a matrix with 142 columns instead of the encoder's 384.
@@ -326,7 +326,7 @@ class BanditWorld:
         return replace(self, queries=u * s)
 
     def objective(self, mode: str, *, dense: bool = True) -> Objective:
-        """Return the objective of a mode; without dense feedback, correctness also gets the score's weight."""
+        """Return a mode's objective; without dense feedback, correctness also gets the score's weight."""
         w = MODES[mode]
         low, high = self.bounds
         correct, score = (w.correct, w.score) if dense else (w.correct + w.score, 0.0)
@@ -348,7 +348,7 @@ def build_world(
         outcomes: The whole table.
         encoder: Encodes questions and arms.
         catalogue: Describes our own arms (App. B.2); other arms are described by their own description or id.
-        cache: A folder that caches vectors; None for no cache.
+        cache: The folder to cache vectors in; None for no cache.
     """
     queries = embed_actions(encoder, [each.text for each in outcomes.questions], cache)
     described = [_described(arm, catalogue) for arm in outcomes.arms]

@@ -1,7 +1,7 @@
 """Tests how well the pacer controls mean cost while models are added and removed and prices rise.
 
-One learner with a prior from history serves a mean-cost objective over six phases of questions drawn with replacement
-from the live ones. Its target is the cost of the cheapest fixed mix that reaches 95 % of the best arm's accuracy on
+A learner with a prior from history serves a mean-cost objective over six phases of questions drawn with replacement
+from the live ones. The target is the cost of the cheapest fixed mix that reaches 95 % of the best arm's accuracy on
 history.
 
 As in the service, the policy is notified of the available arms and their prices. It is not notified when the favourite
@@ -24,7 +24,7 @@ from experiments.outcomes import Array, BanditWorld
 from experiments.runs import Scope, summed
 from experiments.yardstick import hull, least_cost, split
 
-TILT = 1.0  # change in a question's log odds per standard deviation of difficulty
+TILT = 1.0  # change in a question's log odds per standard deviation in difficulty
 PHASES = ("steady", "model added", "model removed", "price × 3", "searches × 3 longer", "harder traffic")
 STEADY, LATER = 1_000, 500  # rounds of the first phase, and of each later phase
 SHARE = 0.95
@@ -35,7 +35,7 @@ WITHIN = 0.05
 
 @dataclass(frozen=True)
 class Round:
-    """One query, with its phase, arm and outcome, and whether λ was zero."""
+    """One query: its phase, arm and outcome, and whether λ was zero."""
 
     phase: int
     arm: int
@@ -46,7 +46,7 @@ class Round:
 
 @dataclass
 class Market:
-    """What changes between phases: the available arms, their prices and search lengths, and the traffic."""
+    """The conditions that change between phases: the arms available, their prices and search lengths, and traffic."""
 
     arms: set[int]
     price: Array
@@ -58,7 +58,7 @@ def pacer(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     """Return, by phase, spend relative to the target and accuracy relative to the fixed mix of the same cost.
 
     `cumulative_spend` is the mean cost since the target was set, divided by the target, at the end of the phase.
-    `furthest` is its largest deviation from 1 within the phase, from round 1,000 on. `accuracy_gain_points` is the
+    `furthest` is its largest deviation from 1 within the phase, from round 1,000 onwards. `accuracy_gain_points` is the
     accuracy minus that of the best fixed mix of available arms with the same cost, computed from the arms' true means,
     which the learner does not know. `free_percent` is the share of queries at λ = 0. For these, the arm predicted to
     be most accurate costs less than the target.
@@ -101,7 +101,7 @@ def pacer(world: BanditWorld, scope: Scope) -> dict[str, Any]:
 def _one(
     task: tuple[BanditWorld, tuple[int, ...], bytes, float, int, bool],
 ) -> tuple[list[dict[str, float]], bool]:
-    """Return a run's phases, and whether a learner restored in the middle of each phase made the same choices."""
+    """Return a run's phases, and whether a learner restored midway through each phase made the same choices."""
     world, live, prior, target, seed, again = task
     rounds = _play(world, live, prior, target, seed, restored=False)
     alike = True

@@ -1,8 +1,8 @@
 """Writes a run's results: a self-contained HTML page, and a folder of results that is kept in the repository.
 
 The HTML page contains every figure, and every table next to the paper's numbers. The folder contains tables.json, the
-figures, and a hand-written README.md, in which only the text between `<!-- made: NAME -->` and `<!-- /made -->` is
-generated. A test compares the numbers in its sentences with tables.json.
+figures, and a hand-written README.md where only the text between `<!-- made: NAME -->` and `<!-- /made -->` is
+generated. A test compares the numbers in the README's sentences with tables.json.
 """
 
 import base64
@@ -32,9 +32,9 @@ class ReportSection:
     """One section of the page.
 
     Attributes:
-        title: Its heading.
-        tables: Keys of its tables in tables.json.
-        figures: Names of its PNG files.
+        title: The section's heading.
+        tables: The keys of its tables in tables.json.
+        figures: The names of its PNG files.
     """
 
     title: str
@@ -175,7 +175,7 @@ def _tables(name: str, table: Mapping[str, Any], o: Mapping[str, Any]) -> Iterat
 
 
 def _at_targets(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a policy's row of the frontier without nesting: ratios by target, area, and spread over orders."""
+    """Return a policy's row in the frontier without nesting: ratios by target, area, and spread over orders."""
     spread = row["over_orders"] or {}
     return {
         "mean_cost_ratio": row["mean_cost_ratio"],
@@ -229,7 +229,7 @@ def _table(
 
 
 def _with_spread(mode: str, policy: str, scenario: str) -> list[str] | None:
-    """Return a cell of the paper's main table, each mean with its standard deviation; None if it has no such cell."""
+    """Return a cell of the paper's main table, each mean with its standard deviation; None if there is no such cell."""
     cell = PAPER["main"][mode][policy].get(scenario)
     if cell is None:
         return None
@@ -241,7 +241,7 @@ def _number(value: float | str) -> str:
 
 
 def _depth(value: Any) -> int:
-    """Return how many levels of nesting a table has above its figures; a row has one."""
+    """Return how many levels of nesting a table has above its figures; a row has one level."""
     if not isinstance(value, Mapping) or _is_figure(value):
         return 0
     return 1 + max((_depth(each) for each in value.values()), default=0)
@@ -306,7 +306,7 @@ BLOCK: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)", re.DOT
 
 
 def as_json(tables: Mapping[str, Any]) -> bytes:
-    """Return tables as JSON; the same tables always give the same bytes."""
+    """Return tables as JSON; the same tables always produce the same bytes."""
     return orjson.dumps(tables, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
 
 
@@ -322,7 +322,7 @@ def write_run(out: Path, world: BanditWorld, results: Results) -> dict[str, Path
 def write_results(
     folder: Path, tables_json: Path, tables: Mapping[str, Any], drawn: Mapping[str, Path]
 ) -> None:
-    """Copy tables and figures to a folder, fill in its page, and delete figures of earlier runs that were not redrawn.
+    """Copy tables and figures to a folder, fill in its page, and delete earlier runs' figures that were not redrawn.
 
     Args:
         folder: A folder that contains only results. If it has no page, one with only tables and figures is created.
@@ -345,11 +345,11 @@ def write_results(
 
 
 def write_fleet(folder: Path, name: str, tables: Mapping[str, Any]) -> None:
-    """Add the frontier of a table of outcomes to those of other tables, and fill in their page.
+    """Add one outcome table's frontier to those of other tables, and fill in their page.
 
     Args:
-        folder: A folder that contains the page, and `tables.json` with an entry per table of outcomes.
-        name: Name of the table of outcomes.
+        folder: The folder containing the page, and `tables.json` with an entry per table of outcomes.
+        name: The name of the table of outcomes.
         tables: Its results, as `frontier` returns them.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -374,7 +374,7 @@ def filled(page: str, tables: Mapping[str, Any]) -> str:
 
 
 def _main(tables: Mapping[str, Any]) -> str:
-    """Return our mean rewards in the joint space above the paper's, the best in bold, the second best in italics."""
+    """Return our mean rewards in the joint space above the paper's, the best in bold and the second best in italics."""
     joint = tables["main"].get("uis") or tables["main"]["all"]
     lines = ["| mean reward | " + " | ".join(name.replace("_", " ") for name in POLICIES) + " |"]
     lines.append("|---|" + "---|" * len(POLICIES))
@@ -392,7 +392,7 @@ def _main(tables: Mapping[str, Any]) -> str:
 
 
 def _frontier(tables: Mapping[str, Any]) -> str:
-    """Return mean cost ratios and areas of every row."""
+    """Return every row's mean cost ratio and area."""
     lines = ["| | cost at equal accuracy | out of reach | area (AIQ) |", "|---|---|---|---|"]
     rows = tables.get("frontier", {})
     for name in _ranked(rows):
@@ -403,7 +403,7 @@ def _frontier(tables: Mapping[str, Any]) -> str:
 
 
 def _fleets(tables: Mapping[str, Any]) -> str:
-    """Return mean cost ratios of every row on every table of outcomes, or the targets that it does not reach."""
+    """Return every row's mean cost ratio on every table of outcomes, or the targets it does not reach."""
     lines = [f"| | {' | '.join(f'`{table}`' for table in tables)} |", "|---|" + "---|" * len(tables)]
     rows = {name for told in tables.values() for name in told["frontier"]}
     for name in _ranked(dict.fromkeys(rows | set(ELSEWHERE))):

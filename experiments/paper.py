@@ -32,7 +32,7 @@ CODING_MODELS = slice(2, 4)  # the two middle models (4B and 8B in the paper)
 
 @dataclass(frozen=True)
 class Results:
-    """Tables, and data for figures: runs by (scenario or ablation, mode, policy), and the points of the frontier."""
+    """Tables, and data for figures: runs by (scenario or ablation, mode, policy), and the frontier's points."""
 
     tables: dict[str, Any]
     runs: Runs = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Beside:
     Attributes:
         without_exit: The same searches without early exit, with the same verifier.
         other_verifier: The same searches with the other verifier, for some or all of the questions.
-        verifiers: Names of the verifier in use and the other one.
+        verifiers: The names of the verifier in use and of the other one.
         coding: Outcomes on the second task.
         depth_limit: Data on searches that reached the depth limit.
         latency: Measured seconds by component (experiments/rerun.py).
@@ -66,8 +66,8 @@ def read_beside(source: Path, catalogue: Catalogue, cache: Path, verifier: str |
     Args:
         source: The recording. The second task is `code.parquet` in the same folder, unless that is the recording.
         catalogue: The catalogue that describes the recording's actions.
-        cache: A folder that caches vectors.
-        verifier: The verifier of the main runs; by default the one in use.
+        cache: The folder to cache vectors in.
+        verifier: The main runs' verifier; by default, the one in use.
 
     Raises:
         OutcomeError: A file cannot be used.
@@ -97,7 +97,7 @@ def read_beside(source: Path, catalogue: Catalogue, cache: Path, verifier: str |
 
 
 def networks_wanted(world: BanditWorld) -> tuple[dict[str, BanditWorld], list[Name]]:
-    """Return the scenarios' worlds, and the runs of MLP and NeuralUCB that they need, with the joint space first.
+    """Return the scenarios' worlds, and the MLP and NeuralUCB runs that they need, with the joint space first.
 
     The Pareto table's modes between the paper's two are run only on the joint space, and come last.
     """
@@ -118,7 +118,7 @@ def networks_wanted(world: BanditWorld) -> tuple[dict[str, BanditWorld], list[Na
 
 
 def run_paper(world: BanditWorld, scope: Scope, beside: Beside | None = None) -> Results:
-    """Compute every table that a world's outcomes support.
+    """Compute every table supported by a world's outcomes.
 
     Args:
         world: Outcomes with early exit and the verifier in use.
@@ -209,7 +209,7 @@ def _compete(
 
 
 def _on_questions_of(other: BanditWorld, world: BanditWorld) -> BanditWorld:
-    """Return a world restricted to the questions of another one, with the cost bounds of these questions."""
+    """Return a world restricted to another one's questions, with the cost bounds of these questions."""
     at = {each.question_id: i for i, each in enumerate(world.outcomes.questions)}
     part = world.of_questions([at[each.question_id] for each in other.outcomes.questions])
     return replace(part, bounds=part.outcomes.bounds())
@@ -281,7 +281,7 @@ def ablations(
         world: The joint space.
         name: Its name in `runs`.
         scope: How much to run.
-        runs: Contains UniScale's own runs; those of the ablations are added.
+        runs: Contains UniScale's own runs; the ablations' runs are added.
     """
     semantics: dict[str, Any] = {}
     alpha: dict[str, Any] = {}
@@ -313,7 +313,7 @@ def ablations(
 
 
 def regrets(runs: Sequence[Run], world: BanditWorld) -> dict[str, Any]:
-    """Return every measure, and the regret at rounds 130 and 210, at 210 also against all arms of the world."""
+    """Return every measure, and the regret at rounds 130 and 210; at 210, also against all arms in the world."""
     return {
         "regret_130": summed([run.regret(130) for run in runs]),
         "regret_210": summed([run.regret(210) for run in runs]),
@@ -323,7 +323,7 @@ def regrets(runs: Sequence[Run], world: BanditWorld) -> dict[str, Any]:
 
 
 def pareto(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return the figures of all policies in each of four modes, with the Oracle and the best fixed arm in hindsight."""
+    """Return all policies' figures in each of four modes, with the Oracle and the best fixed arm in hindsight."""
     table: dict[str, Any] = {}
     for mode in PARETO_MODES:
         stages = steady(world, mode)
@@ -339,7 +339,7 @@ def pareto(world: BanditWorld, scope: Scope) -> dict[str, Any]:
 
 
 def two_policies(world: BanditWorld, name: str, scope: Scope) -> dict[str, Any]:
-    """Return the figures of k-NN and UniScale in both modes, to compare worlds with different verifiers."""
+    """Return the figures for k-NN and UniScale in both modes, to compare worlds with different verifiers."""
     return {
         key_of(mode): {
             policy: figures_of(scope.run(policy, world, name, mode, steady(world, mode)) or [], world)
@@ -364,7 +364,7 @@ def readings(
         name: Its name in `runs`.
         worlds: Worlds by scenario.
         scope: How much to run.
-        runs: Runs of the main tables.
+        runs: The main tables' runs.
         best: The best contextual policy, by mode.
     """
     table: dict[str, Any] = {"which_oracle": {}, "neural_ucb_width": {}, "samples": {}, "cost_bounds": {}}
@@ -404,7 +404,7 @@ def which_oracle(
 ) -> dict[str, Any]:
     """Return each policy's regret per round, over its own rounds, against four optima.
 
-    `realised` is the paper's optimum, the best realised outcome of each question. `mean` is the arm with the best mean
+    `realised` is the paper's optimum, the best realised outcome for each question. `mean` is the arm with the best mean
     over samples for each question, `contextual` the best cross-fitted policy, and `fixed` the best single arm in
     hindsight.
     """
@@ -438,7 +438,7 @@ BINS = 20
 
 
 def verifier_scores(o: Outcomes) -> dict[str, Any]:
-    """Return the AUROC pooled and within questions, the point-biserial correlation, and both distributions of scores.
+    """Return the AUROC pooled and within questions, the point-biserial correlation, and both score distributions.
 
     The AUROC within questions is the mean over questions with both right and wrong answers. The pooled AUROC is high
     even for a score that only measures a question's difficulty. A wide search returns the path with the highest score,

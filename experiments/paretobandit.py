@@ -1,4 +1,4 @@
-"""Runs ParetoBandit's own learner on our tables. PYTHON is an interpreter that has its package (PyPI, Apache-2.0).
+"""Runs ParetoBandit's own learner on our tables. PYTHON is an interpreter with its package (PyPI, Apache-2.0).
 
     PYTHON experiments/paretobandit.py GAMES.npz ARMS.npy
 
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def main(games: Path, arms: Path) -> None:
-    """Play the games of one file and write the arm of every round, shape (prices, rounds).
+    """Play the games in one file and write the arm chosen in every round, shape (prices, rounds).
 
     Args:
         games: A file with the questions' `vectors` (Q, d), `history` (indices), `order` (the question of every round),

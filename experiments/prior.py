@@ -28,9 +28,9 @@ def table_history(
 
     Args:
         outcomes: The table.
-        queries: Embeddings and surface counts of all its questions.
-        index: Indices of the questions of history.
-        categories: The categories of each question of the table; empty if no question has any.
+        queries: Embeddings and surface counts of all questions in the table.
+        index: Indices of the history questions.
+        categories: The categories of each question in the table; empty if no question has any.
     """
     chosen = list(index)
     n, arms = len(chosen), len(outcomes.arms)
@@ -76,7 +76,7 @@ def prior_of_outcomes(
 
 
 def control_of(outcomes: Outcomes, catalogue: Catalogue, *, history_only: bool = False) -> str:
-    """Return the recommended control action: of the largest model's arms, the one that is most accurate on history.
+    """Return the recommended control action: whichever of the largest model's arms is most accurate on history.
 
     Ties go to the cheaper arm. The demo uses this action as a baseline.
     """

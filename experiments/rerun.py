@@ -1,12 +1,12 @@
 """Reruns recorded searches: latency by component, and both readings of the depth limit (§3.3).
 
-Latency has the components of the paper's table: embedding the query, the bandit (choice and update), generation,
-verification, and the rest of a search (control, cost and grading). The actions are embedded beforehand. Drafts use the
-recording's seeds, so outcomes and choices are the same as in its tables.
+Latency is split into the components of the paper's table: embedding the query, the bandit (choice and update),
+generation, verification, and the rest of a search (control, cost and grading). The actions are embedded beforehand.
+Drafts use the recording's seeds, so outcomes and choices are the same as in its tables.
 
-A path cut off at the depth limit either stays out of P_done or counts as completed. H_max stops all live paths in the
-same step, so a search that reaches it ends there under both readings, with the same drafts and cost; only the answer
-may differ. This assumes that no path filled its model's context, which would also cut it off.
+A path cut off at the depth limit either stays out of P_done or is treated as completed. H_max stops all live paths in
+the same step, so a search that reaches it ends there under both readings, with the same drafts and cost; only the
+answer may differ. This assumes that no path filled its model's context, which would also cut it off.
 """
 
 import asyncio
@@ -52,10 +52,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reopened:
-    """A recording, with the engines and verifiers of its searches.
+    """A recording, with its searches' engines and verifiers.
 
     Attributes:
-        questions: Questions by id.
+        questions: The questions by id.
         settings: The recording's settings.
         bench: Engines, verifiers and rules, as in the recording.
     """
@@ -70,25 +70,25 @@ class Reopened:
         return str(self.settings["verifiers"][0])
 
     def search_id(self, question: Question, arm: Arm, sample: int) -> str:
-        """Return the id from which a search's drafts derive; a derived best of N has the id of its 64-path search."""
+        """Return the id that a search's drafts derive from; a derived best of N has the id of its 64-path search."""
         known = (arm.qp, arm.cp) in {tuple(pair) for pair in self.settings.get("searched", PAIRS)}
         source = action_of(arm) if known else Action(model=arm.model, qp=MAX_DRAFTS, cp=1, bs=1)
         return search_id(question, source, sample, self.settings["seed"])
 
 
 def action_of(arm: Arm) -> Action:
-    """Return the configuration of an arm."""
+    """Return an arm's configuration."""
     return Action(model=arm.model, qp=arm.qp, cp=arm.cp, bs=arm.bs)
 
 
 async def reopen(recording: Path, catalogue: Catalogue, ask: AskGrader, folder: Path = Path()) -> Reopened:
-    """Load the engines and verifiers of a recording.
+    """Load a recording's engines and verifiers.
 
     Args:
         recording: The Parquet file, made by the plain sampler.
-        catalogue: The catalogue with which it was made.
+        catalogue: The catalogue it was made with.
         ask: Asks a grading process.
-        folder: The folder to which the catalogue's paths refer.
+        folder: The folder that the catalogue's paths are relative to.
 
     Raises:
         OutcomeError: The file is not one of our recordings, or was made with a different engine or different weights.
@@ -120,7 +120,7 @@ class Stopwatch:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to a name's total."""
+        """Add the block's duration to a name's total."""
         began = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - began
@@ -212,12 +212,12 @@ WIDE = 2_048  # the paper's d: 1,024 dimensions each for the question and the ac
 
 
 def bandit_alone(world: BanditWorld) -> float:
-    """Return the seconds that choosing and updating take over the rounds after the warm-up, at the paper's dimension.
+    """Return how many seconds choosing and updating take in the rounds after the warm-up, at the paper's dimension.
 
     The vectors are random unit vectors, because the time depends only on their dimension and number.
 
     Args:
-        world: The world; only its numbers of questions and arms and its recorded outcomes matter.
+        world: The world; only the numbers of questions and arms and the recorded outcomes matter.
     """
     rng = np.random.default_rng(SEEDS[0])
     queries, actions = (rng.normal(size=(len(each), WIDE // 2)) for each in (world.queries, world.vectors))
@@ -235,7 +235,7 @@ def bandit_alone(world: BanditWorld) -> float:
 
 
 def latency_table(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return seconds and percent of each component, and in total, from a measurement file."""
+    """Return seconds and percentages for each component, and in total, from a measurement file."""
     seconds = dict(measured["seconds"])
     total = seconds["total"] = sum(seconds.values())
     if "bandit_at_2048" in measured:
@@ -257,7 +257,7 @@ class DepthLimit:
     """Data on searches that reached the depth limit.
 
     Attributes:
-        settings: Settings of the recording, such as sampling by model and η.
+        settings: The recording's settings, such as η and the sampling parameters by model.
         again: The rerun searches, keyed by early exit and cell, with correctness, score and eFLOPs under both readings;
             empty if none were rerun.
         refused: Why the file of rerun searches is not used; empty if it is used.
@@ -309,7 +309,7 @@ def met(o: Outcomes, settings: Mapping[str, Any], early_exit: bool) -> npt.NDArr
 
     Args:
         o: Outcomes with `steps`, `depth` and `complete`.
-        settings: Settings of the recording.
+        settings: The recording's settings.
         early_exit: Whether the searches were run with early exit, in which case H_max depends on the answer's depth.
     """
     rules = SearchRules(eta=settings["eta"], early_exit=early_exit)
@@ -420,22 +420,22 @@ def _cells(o: Outcomes, chosen: npt.NDArray[np.bool_]) -> list[tuple[Cell, int, 
 
 
 def _gain(row: Mapping[str, Any]) -> int:
-    """Return the change in a search's correctness if a cut-off path counts as completed."""
+    """Return the change in a search's correctness if a cut-off path is treated as completed."""
     return int(row["completed"]["correct"] - row["kept_out"]["correct"])
 
 
 def _change(found: list[tuple[Mapping[str, Any], tuple[int, int, int]]], share: float) -> dict[str, float]:
-    """Return the change in accuracy over all searches, in points, if cut-off paths count as completed.
+    """Return the change in accuracy over all searches, in points, if cut-off paths are treated as completed.
 
     Args:
         found: Searches drawn from those that reached the limit.
-        share: Share of all searches that reached the limit.
+        share: The share of all searches that reached the limit.
     """
     gains: dict[int, list[float]] = defaultdict(list)
     for row, (_, question, _) in found:
         gains[question].append(_gain(row))
     mean = sum(map(sum, gains.values())) / len(found)
-    # Searches of one question are correlated; only different questions are independent.
+    # Searches for the same question are correlated; only different questions are independent.
     spread = math.sqrt(sum(sum(gain - mean for gain in each) ** 2 for each in gains.values())) / len(found)
     whole, half = 100.0 * share, NORMAL_95 * spread
     return tidy({"mean": whole * mean, "low": whole * (mean - half), "high": whole * (mean + half)})

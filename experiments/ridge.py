@@ -1,4 +1,4 @@
-"""The lab's own ridge regression, which shares no code with the product, because it judges the product's learners."""
+"""The lab's own ridge regression. It shares no code with the product, because it judges the product's learners."""
 
 from collections.abc import Iterator
 
@@ -26,11 +26,11 @@ def predictions(
     W is fitted in the singular bases of X and Z.
 
     Args:
-        seen: X, features of the questions on which W is fitted, shape (n, d).
-        values: Values of every arm on these questions, shape (n, A).
+        seen: X, features of the questions that W is fitted on, shape (n, d).
+        values: Every arm's values on these questions, shape (n, A).
         new: Features of the questions to predict, shape (m, d).
         strengths: Values of the penalty λ.
-        arms: Z, features of the arms, shape (A, k); None gives every arm its own weights.
+        arms: Z, features of the arms, shape (A, k); with None, every arm has its own weights.
         centred: Whether each arm has an unpenalised mean.
     """
     centre = seen.mean(axis=0) if centred else np.zeros(seen.shape[1])
@@ -69,7 +69,7 @@ def strength_left_out(seen: Array, values: Array) -> float:
     """Return the penalty chosen by leave-one-out cross-validation."""
     u, s, _ = np.linalg.svd(seen - seen.mean(axis=0), full_matrices=False)
     shrunk = [s**2 / (s**2 + strength) for strength in STRENGTHS]
-    # Leverage of each question, including 1/n from the mean.
+    # The leverage of each question, including 1/n from the mean.
     own = np.array([(u**2) @ each for each in shrunk]) + 1 / len(seen)
     fitted = predictions(seen, values, seen, STRENGTHS)
     errors = [

@@ -1,7 +1,7 @@
 """Runs policies on seeds, or replays the recorded choices of networks, and summarises the runs.
 
 A network trains for 1,000 iterations over the whole history after each of 210 observations, which takes minutes per
-run. Therefore, a file next to the outcomes stores the arm of every round, from which rewards, costs and regrets follow.
+run. A file next to the outcomes therefore stores the arm of every round, which determines rewards, costs and regrets.
 The file is valid for one table of outcomes, identified by its digest, and one version of the recipe.
 """
 
@@ -25,7 +25,7 @@ from experiments.loop import ROUNDS, SEEDS, Conditions, Stage, Step, follow, mak
 from experiments.outcomes import Array, BanditWorld
 
 TERA = 1e12
-DIGITS = 9  # significant digits of figures; the last bits of a sum depend on the machine
+DIGITS = 9  # significant digits in figures; the last bits of a sum depend on the machine
 Figures = dict[str, dict[str, float]]
 
 
@@ -35,7 +35,7 @@ class Run:
 
     Attributes:
         steps: Its rounds.
-        fixed: Mean reward after the warm-up of the best fixed arm in hindsight.
+        fixed: The mean reward, after the warm-up, of the best fixed arm in hindsight.
     """
 
     seed: int
@@ -64,7 +64,7 @@ class Run:
 
 
 def unit_of(world: BanditWorld) -> float:
-    """Return the unit in which a table's cost is shown: 10¹² for eFLOPs, otherwise 1."""
+    """Return the unit that a table's cost is shown in: 10¹² for eFLOPs, otherwise 1."""
     return TERA if world.outcomes.unit == "eFLOPs" else 1.0
 
 
@@ -106,7 +106,7 @@ def run_fixed(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[i
 
 
 def summed(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean, the standard deviation over seeds and the 95 % interval of the mean (Student's t).
+    """Return the mean, the standard deviation over seeds, and the mean's 95 % interval (Student's t).
 
     >>> summed([1.0, 2.0, 3.0])
     {'mean': 2.0, 'std': 1.0, 'low': -0.484137712, 'high': 4.48413771}
@@ -142,7 +142,7 @@ def paired(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, float]:
 
 
 def rounds_to_learn(run: Run, within: float = 0.05) -> int | None:
-    """Return the first round from which the policy's mean reward stays within 5 % of the best fixed arm's.
+    """Return the round at which the policy's mean reward comes within 5 % of the best fixed arm's and stays there.
 
     The mean is over its rounds so far, excluding the warm-up. The result is None if there is no such round.
     """
@@ -154,7 +154,7 @@ def rounds_to_learn(run: Run, within: float = 0.05) -> int | None:
 
 
 def learning(runs: Sequence[Run]) -> dict[str, float | None]:
-    """Return how many seeds come within 5 % of the best fixed arm, and the median of the rounds at which they do."""
+    """Return how many seeds come within 5 % of the best fixed arm, and the median round at which they do."""
     rounds = [found for run in runs if (found := rounds_to_learn(run)) is not None]
     return {"seeds": len(rounds), "of": len(runs), "median": float(np.median(rounds)) if rounds else None}
 
@@ -171,7 +171,7 @@ class NetworkRecord:
 
     Attributes:
         path: The file; None for no file.
-        outcomes: Digest of the outcomes on which the networks were trained.
+        outcomes: Digest of the outcomes that the networks were trained on.
         chosen: The arms chosen after the warm-up, keyed by run, as indices into the scenario's arms.
         refused: Why the file is not used; empty if it is.
     """
@@ -216,7 +216,7 @@ class NetworkRecord:
 
 
 def outcomes_digest(world: BanditWorld) -> str:
-    """Return a digest of the texts of questions and arms and of every outcome."""
+    """Return a digest of the questions' and arms' texts and of every outcome."""
     o = world.outcomes
     digest = hashlib.sha256(world.texts.encode())
     for array in (o.correct, o.score, o.log_cost):
@@ -255,7 +255,7 @@ def rebuild(
     jobs: int | None = None,
     done: Callable[[Name], Any] = lambda name: None,
 ) -> None:
-    """Train the runs that the record lacks. The record is saved after each, so that a killed process can resume.
+    """Train the runs missing from the record. The record is saved after each, so that a killed process can resume.
 
     Args:
         record: The record, with a path.
@@ -316,12 +316,12 @@ class Scope:
     """How much to run.
 
     Attributes:
-        seeds: Seeds of the paper's tables.
-        more_seeds: Seeds of the further experiments.
+        seeds: Seeds for the paper's tables.
+        more_seeds: Seeds for the further experiments.
         whole: Whether to run every feedback condition in every mode, and rows that learn on history.
         record: Recorded choices of MLP and NeuralUCB on these outcomes.
         say: Called with a description of each part.
-        pool: Processes among which the seeds are divided; None runs all in this process.
+        pool: Processes to divide the seeds among; None runs them all in this process.
     """
 
     seeds: Sequence[int] = SEEDS
@@ -337,10 +337,10 @@ class Scope:
         """Run a policy on the paper's seeds. Return None for a network that was not trained on these outcomes.
 
         Args:
-            policy: Name of the policy.
+            policy: The policy's name.
             world: The world.
-            space: Name of the scenario, under which networks are recorded.
-            mode: Name of the objective, under which networks are recorded.
+            space: The scenario's name, which networks are recorded under.
+            mode: The objective's name, which networks are recorded under.
             stages: The stages; only one for a network.
         """
         self.say(f"{space}, {mode}: {policy}")

@@ -2,7 +2,7 @@
 
 Operators want the same accuracy for less, not a weighted reward. The accuracy and cost of a randomised mix of points
 are weighted means of theirs, so the least cost to reach an accuracy lies on the lower convex hull of the points. F(t)
-is that cost for fixed arms, and P(t) for the points of one policy, with one point for each price λ at which it was run.
+is that cost for fixed arms, and P(t) for one policy's points, with one point for each price λ that it was run at.
 `mean_cost_ratio` is the geometric mean of P/F over targets t = q·a, where a is the accuracy of the arm that is most
 accurate on *history*. Choosing the arm on the judged questions would overestimate its accuracy.
 """
@@ -38,17 +38,17 @@ def is_history(question_id: str, share: float = HISTORY) -> bool:
 
 
 def split(question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the indices of history and of the live questions."""
+    """Return the indices of the history questions and of the live questions."""
     sides = [is_history(each) for each in question_ids]
     return [q for q, side in enumerate(sides) if side], [q for q, side in enumerate(sides) if not side]
 
 
 def halves(question_ids: Sequence[str], judged: int) -> tuple[list[int], list[int]]:
-    """Split history into a part to fit and a part to judge, for choices during the design of a policy.
+    """Split history into a part to fit on and a part to judge on, for choices made while designing a policy.
 
     Args:
-        question_ids: Ids of the whole table.
-        judged: 0 or 1, the half to judge.
+        question_ids: The ids in the whole table.
+        judged: 0 or 1, the half to judge on.
     """
     history, _ = split(question_ids)
     sides = [is_history(f"half/{question_ids[q]}", 0.5) == bool(judged) for q in history]
@@ -58,7 +58,7 @@ def halves(question_ids: Sequence[str], judged: int) -> tuple[list[int], list[in
 
 @dataclass(frozen=True)
 class Points:
-    """Accuracy and linear cost of K points on Q questions, shape (K, Q) each."""
+    """The accuracy and linear cost of K points on Q questions, shape (K, Q) each."""
 
     accuracy: Array
     cost: Array
@@ -87,7 +87,7 @@ def hull(accuracy: Array, cost: Array) -> tuple[Array, Array]:
         a, c = float(accuracy[at]), float(cost[at])
         if corners and a <= corners[-1][0]:
             continue
-        # A corner above the line from the previous corner to the new point is never the cheapest.
+        # A corner above the line from the previous corner to the new point is never cheapest.
         while len(corners) > 1:
             (a0, c0), (a1, c1) = corners[-2:]
             if (c1 - c0) * (a - a0) < (c - c0) * (a1 - a0):
@@ -99,16 +99,16 @@ def hull(accuracy: Array, cost: Array) -> tuple[Array, Array]:
 
 
 def least_cost(corners: tuple[Array, Array], targets: Array) -> Array:
-    """Return, for each target accuracy, the least cost of a mix that reaches it; infinite if no mix does."""
+    """For each target accuracy, return the least cost of any mix that reaches it; infinite if no mix does."""
     accuracy, cost = corners
     reached = np.where(np.abs(targets - accuracy[-1]) <= EXACT, accuracy[-1], targets)
     return np.asarray(np.interp(reached, accuracy, cost, left=cost[0], right=np.inf))
 
 
 def area(corners: tuple[Array, Array], low: float, high: float) -> float:
-    """Return the mean, over the logarithm of the cost from low to high, of the best accuracy at that cost (AIQ).
+    """Return the best accuracy at each cost, averaged over the logarithm of the cost from low to high (AIQ).
 
-    Below the cheapest point, a mix leaves some questions unanswered, which costs nothing and counts as wrong.
+    Below the cheapest point, a mix leaves some questions unanswered; they cost nothing and count as wrong.
 
     >>> round(area((np.array([0.5]), np.array([1.0])), 1.0, 10.0), 6)
     0.5
@@ -145,7 +145,7 @@ class Yardstick:
     """The fixed arms on the judged questions, and the bootstrap draws that the intervals of all policies share.
 
     Attributes:
-        arms: Outcomes of the fixed arms, averaged over samples.
+        arms: The fixed arms' outcomes, averaged over samples.
         best: The arm that is most accurate on history.
         draws: Number of bootstrap draws of the questions; 0 for no intervals.
     """
@@ -169,7 +169,7 @@ class Yardstick:
 
     @cached_property
     def aims(self) -> Array:
-        """Return the accuracy of the arm that is best on history, for every draw."""
+        """Return, for every draw, the accuracy of the arm that is best on history."""
         return np.asarray(self.weights @ self.arms.accuracy[self.best])
 
     @cached_property
@@ -233,7 +233,7 @@ class Yardstick:
         Returns:
             `cost_ratio`, the geometric mean over the targets with its interval, or None if only this policy misses one;
             `p_worse`, the share of draws in which this policy costs no more (a small share shows that it is worse); and
-            `p_better`, the share in which it costs no less. A target that both miss counts as equal.
+            `p_better`, the share in which it costs no less. A target that both miss is treated as a tie.
         """
         mine, theirs = self.ratios(points)[:, :-1], self.ratios(others)[:, :-1]
         with np.errstate(invalid="ignore"):
@@ -253,8 +253,8 @@ class Yardstick:
     def over_prices(self, points: Points, row: dict[str, Any]) -> float | None:
         """Return the largest relative increase in the mean ratio from leaving out any single price.
 
-        The row's upper bound is raised by that factor. With few prices the mix has no points in between, so the ratio
-        depends on which prices were chosen. Return None if there is no ratio, or if reaching a target depends on a
+        The row's upper bound is raised by that factor. With few prices, the mix has no points in between, so the ratio
+        depends on which prices were chosen. Returns None if there is no ratio, or if reaching a target depends on a
         single price.
         """
         if (found := row["mean_cost_ratio"]) is None:

@@ -1,4 +1,4 @@
-"""The record types. Every record on the wire is typed, frozen, versioned and validated once at the edge.
+"""Record types. Every record on the wire is typed, frozen, versioned, and validated once at the edge.
 
 The life of one query, as records:
 
@@ -7,8 +7,8 @@ The life of one query, as records:
     Decision       the decider chooses a = (M, QP, CP, BS)            decision.py
     SearchStep     the executor drafts one step                       search.py
     Verification   the verifier scores it; the two repeat             search.py
-    AnswerChunk    the executor sends parts of an answer at once     chunk.py
-    Answer         the executor, or the aggregator on expiry, ends it answer.py
+    AnswerChunk    the executor sends parts as they are generated     chunk.py
+    Answer         the executor ends it, or the aggregator on expiry  answer.py
     Feedback       a client grades it, possibly hours later           reward.py
     Due            a deadline has passed                              reward.py
     Reward         the aggregator sends it; the decider learns        reward.py

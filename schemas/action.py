@@ -6,7 +6,7 @@ from schemas.errors import InvalidField
 from schemas.record import check_name
 
 MAX_DRAFTS = 4096
-"""Maximum number of drafts in one step of a search. Table 1 stops at 64."""
+"""Maximum number of drafts in one search step. Table 1 stops at 64."""
 
 
 class Action(Struct, frozen=True, kw_only=True, order=True):
@@ -14,9 +14,9 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
 
     Attributes:
         model: Name of the generator in the catalogue.
-        qp: Question parallelism: number of independent subtrees, at least 1.
-        cp: Candidate parallelism: number of drafts per subtree at the root; CP/BS per kept path afterwards.
-        bs: Beam size: number of paths kept per subtree, 1 to cp.
+        qp: Question parallelism: the number of independent subtrees, at least 1.
+        cp: Candidate parallelism: the number of drafts per subtree at the root; after that, CP/BS per kept path.
+        bs: Beam size: the number of paths kept per subtree, from 1 to cp.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def samples(self) -> int:
-        """Return QP·CP, the number of paths that the search starts with."""
+        """Return QP·CP, the number of paths the search starts with."""
         return self.qp * self.cp
 
     @property
@@ -60,7 +60,7 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        """Return the action with this id. The model's name may contain slashes.
+        """Return the action with this id. The model name may contain slashes.
 
         >>> Action.parse("Qwen/Qwen3-8B/1/1/1").model
         'Qwen/Qwen3-8B'
@@ -73,6 +73,6 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
             raise InvalidField(
                 "Action", "", f"is {text[:80]!r}; write model/qp/cp/bs, for instance mini-3/4/16/4"
             )
-        # Truncate first: a count of many digits is out of range anyway, and int() on it is slow.
+        # Truncate first: a count with many digits is out of range anyway, and int() would be slow on it.
         qp, cp, bs = (int(part[:8]) for part in parts[1:])
         return cls(model=parts[0], qp=qp, cp=cp, bs=bs)

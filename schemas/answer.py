@@ -21,18 +21,18 @@ failed: the engine failed. rejected: the query could not be read, or no action c
 client went away; the cost is recorded, but nothing is learned."""
 
 FAILURES: Final[frozenset[Status]] = frozenset({"expired", "failed"})
-"""Statuses that comparisons of policies count as wrong answers."""
+"""Statuses that policy comparisons count as wrong answers."""
 
 UNCOUNTED: Final[frozenset[Status]] = frozenset({"cancelled", "rejected"})
-"""Statuses that do not count as results, because they do not depend on the choice of a configuration."""
+"""Statuses that do not count as results, because they do not depend on the chosen configuration."""
 
 
 class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One completed path, as an answer.
 
     Attributes:
-        text: Text of the path.
-        score: Its mean score, V(p); None if it was not scored.
+        text: The path's text.
+        score: The path's mean score, V(p); None if it was not scored.
         extracted: The answer extracted from the text, for instance the content of its last box.
     """
 
@@ -45,8 +45,8 @@ class Probe(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result of the operator's probe of a model (`UNISCALE_PROBE_QUESTION`), sent as a search sends a query.
 
     Attributes:
-        passed: Whether the model produced a text.
-        age_s: Seconds between the end of the probe and the use of its result.
+        passed: Whether the model produced any text.
+        age_s: Seconds from the end of the probe to the use of its result.
     """
 
     passed: bool
@@ -54,12 +54,12 @@ class Probe(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CutStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A step that the deadline cut while an engine was working on it, with all that is known about its cost.
+    """A step that the deadline cut off while an engine was working on it, with everything known about its cost.
 
     Attributes:
-        parents: For each of its drafts, the index of the draft that it continues; -1 at the root.
-        tokens: Upper bound on the tokens of each draft.
-        prompt_tokens: Upper bound on the tokens of the prompt.
+        parents: For each draft of the step, the index of the draft it continues; -1 at the root.
+        tokens: Upper bound on the number of tokens in each draft.
+        prompt_tokens: Upper bound on the number of tokens in the prompt.
     """
 
     parents: tuple[int, ...]
@@ -68,43 +68,44 @@ class CutStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
-    """How a query ended. Key: query_id. Its value is a zstd frame. Only the first Answer in offset order counts.
+    """How a query ended. Key: query_id. The value is a zstd frame. If there are several, the first by offset wins.
 
     Attributes:
         query_id: The query's id.
         status: How the query ended.
         by: The service that wrote the Answer.
         action: The action that ran; None if none was chosen.
-        attempt: Number of the attempt at the query that this ends, 1 for the first.
+        attempt: Number of the attempt that this Answer ends, 1 for the first.
         group: The executor group that ran the search; empty if none did.
         seq: The Decision's sequence number; None without a Decision.
         text: The chosen path's text; None if there is none, and empty if the upstream's message has only tool calls or
             a refusal.
         complete: Whether the chosen path is completed. An unfinished path is never presented as an answer.
         extracted: The answer extracted from the text, for instance the content of its last box.
-        score: The chosen path's mean score, V(p); None without a text, or if no verifier is in use for its model. The
-            latter is not a fault and does not indicate whether the answer is right.
+        score: The chosen path's mean score, V(p); None if there is no text or no verifier is in use for its model. The
+            latter is not a fault and says nothing about whether the answer is right.
         answers: Up to `Query.n` completed paths, best first; empty if `n` is 1.
         path: Indices of the chosen path in the trace, root first.
-        trace: Every draft of the search, parents before children. Only the chosen path's drafts may have texts.
+        trace: Every draft of the search, parents before children. Only the chosen path's drafts may have text.
         limits: The limits of the search.
-        prompt_tokens: L_in, tokens of the rendered prompt; 0 if nothing ran.
-        depth: Number of steps of the chosen path.
-        steps: Number of steps that the search took.
+        prompt_tokens: L_in, the number of tokens in the rendered prompt; 0 if nothing ran.
+        depth: Number of steps in the chosen path.
+        steps: Number of steps the search took.
         completed: Number of completed paths.
-        shortened: Number of scores given to paths that the verifier's policy had shortened.
+        shortened: Number of scores for paths that the verifier's policy had shortened.
         spent: Where the query's time went; all 0 if it was rejected, or its record was sent to the dead-letter topic.
         engine: The engine that generated the text.
-        billed: The billed tokens, as counted by the upstream; None if the engine counts them itself.
+        billed: Billed tokens, as counted by the upstream; None if the engine counts them itself.
         upstream: The upstream's reply, if the request was passed through whole; otherwise None.
         verifier: The verifier that scored the drafts.
         error: Why the query failed, expired, was rejected or was cancelled, and what to do.
-        cut: The step that the deadline cut; None if no engine was working on one.
-        fault: `infrastructure` if the search failed through no fault of the action; nothing is then learned. `model` if
-            the model produced no text; this is learned as a wrong answer, and the cost is charged but not learned.
-        cause: Why a search ended without a text, if that may be its model's fault.
-        probe: Result of the operator's probe of the model at that time, if it decides whose fault a refusal is; None if
-            the model was not probed, or the minute's probes were used up.
+        cut: The step that the deadline cut off; None if no engine was working on one.
+        fault: `infrastructure` if the search failed through no fault of the action, in which case nothing is learned.
+            `model` if the model produced no text; this is learned as a wrong answer, and the cost is charged but not
+            learned.
+        cause: Why the search ended without text, if the model may be at fault.
+        probe: Result of the operator's probe of the model at that time, if it decides who is at fault for a refusal;
+            None if the model was not probed, or that minute's probes were used up.
     """
 
     framed: ClassVar[bool] = True
@@ -169,9 +170,9 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
 
     @property
     def bounded(self) -> bool:
-        """Return whether the client's own limits cut the chosen path, or its sampling distorted it.
+        """Return whether the client's own limits cut the chosen path, or the client's sampling parameters distorted it.
 
-        If so, its text does not indicate the quality of the action.
+        If so, the text says nothing about the quality of the action.
         """
         if self.limits is not None and self.limits.distorted:
             return True
@@ -180,10 +181,10 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
 
     @property
     def generated_tokens(self) -> int:
-        """Return the number of tokens generated over all drafts."""
+        """Return the number of tokens generated across all drafts."""
         return sum(draft.tokens for draft in self.trace)
 
     @property
     def verifier_tokens(self) -> int:
-        """Return the number of tokens that the verifier read over all drafts."""
+        """Return the number of tokens the verifier read across all drafts."""
         return sum(draft.verifier_tokens for draft in self.trace)

@@ -1,4 +1,4 @@
-"""AttemptFailed: a search that failed before any of its text was sent, so another model may be tried."""
+"""AttemptFailed: a search that failed before any text was sent, so another model may be tried."""
 
 from typing import ClassVar
 
@@ -8,9 +8,9 @@ from schemas.record import Record
 
 
 class AttemptFailed(Record, frozen=True, kw_only=True, tag="attempt-failed.v1"):
-    """An attempt that failed. Key: policy shard. Its value is a zstd frame. The first per (query_id, attempt) counts.
+    """A failed attempt. Key: policy shard. The value is a zstd frame. The first per (query_id, attempt) wins.
 
-    Only the decider handles this record. It sends either the Decision of the next attempt or the Answer in this record.
+    Only the decider handles this record. It sends either the next attempt's Decision or the Answer in this record.
 
     Attributes:
         answer: The Answer that ends the query if nothing else can be tried. It contains the action, time and fault.
@@ -40,5 +40,5 @@ class AttemptFailed(Record, frozen=True, kw_only=True, tag="attempt-failed.v1"):
 
     @property
     def attempt(self) -> int:
-        """Return the number of the attempt, 1 for the first."""
+        """Return the attempt number, 1 for the first."""
         return self.answer.attempt

@@ -1,4 +1,4 @@
-"""A chat request's options besides its text (tools, format and sampling), and an upstream's reply."""
+"""A chat request's options apart from its text (tools, format and sampling parameters), and an upstream's reply."""
 
 from collections.abc import Collection
 from typing import Annotated, Any, Final, Literal, get_args
@@ -16,34 +16,34 @@ probabilities."""
 Requirement = Literal["tools", "json", "images", "audio", "logprobs", "sampling", "penalties", "greedy"]
 """Requirements that a request places on a configuration. The first five are capabilities. sampling: the client sets
 temperature or top_p. penalties: the client sets penalties or logit_bias, which are applied only to whole answers.
-greedy: temperature 0, at which all samples are the same, so only one is drawn."""
+greedy: the temperature is 0, so all samples would be the same and only one is drawn."""
 
 CAPABILITIES: Final[tuple[Capability, ...]] = get_args(Capability)
 
 WHOLE: Final[frozenset[Requirement]] = frozenset(CAPABILITIES)
-"""Requirements met by one sample of a chat endpoint: request and reply are passed through whole, and nothing is
-scored."""
+"""Requirements met by a single sample from a chat endpoint: the request and the reply are passed through whole, and
+nothing is scored."""
 
 ONE_SAMPLE: Final[frozenset[Requirement]] = WHOLE | {"greedy"}
 """Requirements for which a single sample is drawn."""
 
 MAX_OPTIONS: Final = 256 * 1024
-"""Maximum size of the options as JSON, in bytes. The Context and the Decision repeat them."""
+"""Maximum size of the options as JSON, in bytes. The Context and the Decision also carry them."""
 
 DEEPEST: Final = 64
-"""Maximum nesting of fields that are passed through. A schema takes two levels for each level that it describes."""
+"""Maximum nesting of fields that are passed through. A schema takes two levels for each level it describes."""
 
 MAX_PASSED_VALUES: Final = 32 * 1024
-"""Maximum number of JSON values in the options, and in the parts of a message. A record may have far more."""
+"""Maximum number of JSON values in the options, or in a message's parts. A record may have far more."""
 
 MAX_TOOLS: Final = 128
 """Maximum number of tools in a request, as in OpenAI's API."""
 
 MAX_BIASES: Final = 1024
-"""Maximum number of tokens in `logit_bias`, at least as many as in OpenAI's API."""
+"""Maximum number of tokens in `logit_bias`; OpenAI's API allows no more than this."""
 
 TAUGHT_TEMPERATURE: Final = 1.2
-"""Highest client temperature at which the correctness and the score of an answer are still learned."""
+"""Highest client temperature at which an answer's correctness and score are still learned."""
 
 MAX_MESSAGE: Final = 1024 * 1024
 """Maximum size of an upstream's message as JSON, in bytes."""
@@ -67,7 +67,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fields of a chat completion request that go to the model as the client sent them; null if not given.
+    """The fields of a chat completion request that are passed to the model as the client sent them; null if not set.
 
     Attributes:
         tools: The tools that the model may call.
@@ -76,10 +76,10 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
         response_format: The format of the answer: JSON, or JSON that matches a schema.
         logprobs: Whether to return the log probabilities of the answer's tokens.
         top_logprobs: Number of alternatives to return for each token.
-        temperature: Sampling temperature. This and the next fields replace the catalogue's settings.
-        top_p: Nucleus size of the sampling.
+        temperature: Sampling temperature. This field and those below override the catalogue's settings.
+        top_p: Nucleus size for sampling.
         presence_penalty: Penalty for tokens that have already occurred.
-        frequency_penalty: Penalty for tokens in proportion to the number of times they have occurred.
+        frequency_penalty: Penalty for tokens, in proportion to how often they have already occurred.
         logit_bias: Numbers to add to the logits of tokens, by token id.
     """
 
@@ -110,11 +110,11 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Return the fields that were given, in the form of a request to a chat endpoint."""
+        """Return the fields that are set, as they appear in a request to a chat endpoint."""
         return dict(msgspec.to_builtins(self))
 
     def without(self, names: Collection[str]) -> tuple["ChatOptions", tuple[str, ...]]:
-        """Return the options without some fields, and the names of those whose values differ from the API's default."""
+        """Return the options without the named fields, and the removed fields whose values were not API defaults."""
         usual = {"temperature": 1.0, "top_p": 1.0}
         dropped = tuple(
             name for name, each in self.fields.items() if name in names and each != usual.get(name)
@@ -129,12 +129,12 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def distorts(self) -> bool:
-        """Return whether the sampling changes the text so much that it does not reflect the configuration."""
+        """Return whether the sampling parameters change the text so much that it does not reflect the configuration."""
         return self.penalised or (self.temperature or 0.0) > TAUGHT_TEMPERATURE
 
     @property
     def required(self) -> tuple[Requirement, ...]:
-        """Return the requirements of the options. The API's defaults, temperature 1 and top_p 1, require nothing."""
+        """Return the options' requirements. The API's defaults, temperature 1 and top_p 1, require nothing."""
         needs: dict[Requirement, bool] = {
             "tools": bool(self.tools),
             "json": self.response_format is not None,
@@ -147,7 +147,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def nobody_has(requirement: Requirement) -> str:
-    """Return the error message for a query with a requirement that no allowed model meets."""
+    """Return the error message for a query whose requirement no allowed model meets."""
     fix = f"give the entry of a chat endpoint `capabilities: [{requirement}]`, if its server supports that"
     if requirement not in WHOLE:
         fix = "leave it out"
@@ -163,10 +163,10 @@ class UpstreamChoice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The choice of a chat completion as the upstream returned it, if the request was passed through whole.
 
     Attributes:
-        message: The assistant's message, with content, `tool_calls`, `refusal` and any other fields.
+        message: The assistant's message, with its content, `tool_calls`, `refusal` and any other fields.
         finish_reason: Why the message ended: `stop`, `length` or `tool_calls`, for example.
-        logprobs: The log probabilities of the message's tokens, as JSON text because they would exceed a record's limit
-            on values. Empty if there are none.
+        logprobs: The log probabilities of the message's tokens, kept as JSON text because they would exceed a record's
+            limit on the number of values. Empty if there are none.
     """
 
     message: dict[str, Any]

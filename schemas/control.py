@@ -13,13 +13,13 @@ from schemas.prices import Prices, Rate
 from schemas.record import Record, check_finite, check_id, check_json, decode, load
 from schemas.search import Served
 
-# Records that configure every process: catalogue, objectives, cost bounds and API keys. The last one per name counts.
+# Records that configure every process: catalogue, objectives, cost bounds and API keys. For each name, the latest wins.
 
 MAX_ENTRY = 64 * 1024
-"""Maximum size of a catalogue entry's model as JSON, in bytes."""
+"""Maximum size, in bytes, of the model in a catalogue entry as JSON."""
 
 Scope: TypeAlias = Literal["ask", "feedback", "read", "teach", "admin"]
-"""Permissions of an API key, in order: send queries; send feedback; read its tenant's queries; have the learner learn
+"""An API key's permissions, in order: send queries; send feedback; read its tenant's queries; have the learner learn
 from its queries and feedback; read every tenant's queries and set objectives."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -53,19 +53,19 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
 
     @property
     def key(self) -> str:
-        """Return the record's key, by which the topic is compacted."""
+        """Return the record's key, used for topic compaction."""
         return f"model/{self.name}"
 
 
 class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
-    """The price of a model in the catalogue from now on. Key: `price/<name>`.
+    """Sets the price of a catalogue model from now on. Key: `price/<name>`.
 
     A later CatalogueEntry for the model overrides this price.
 
     Attributes:
         name: The model's name.
-        factor: Factor by which the eFLOPs of a query on this model are multiplied, if costs are in eFLOPs.
-        prices: Prices of the model's tokens, if costs are in USD. Exactly one of factor and prices is set.
+        factor: Multiplier for the eFLOPs of a query on this model, if costs are in eFLOPs.
+        prices: The model's token prices, if costs are in USD. Exactly one of factor and prices is set.
     """
 
     name: str
@@ -73,7 +73,7 @@ class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
     prices: Prices | None = None
 
     def __post_init__(self) -> None:
-        """Reject an entry with neither or both, and a factor that is not finite and above 0."""
+        """Reject an entry unless exactly one of factor and prices is set and any factor is finite and above 0."""
         _check_name("PriceFactorEntry", self.name)
         if (self.factor is None) == (self.prices is None):
             why = f"is {self.factor} with prices {self.prices}; give one of the two, in the deployment's unit"
@@ -90,7 +90,7 @@ class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
 
     @property
     def key(self) -> str:
-        """Return the record's key, by which the topic is compacted."""
+        """Return the record's key, used for topic compaction."""
         return f"price/{self.name}"
 
 
@@ -113,7 +113,7 @@ class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject a `set` without exactly one kind of objective, and a `remove` with any."""
+        """Reject a `set` without exactly one kind of objective, and a `remove` with one."""
         _check_name("ObjectiveEntry", self.name)
         names = ("weights", "mean_cost", "accuracy")
         given = [name for name in names if getattr(self, name) is not None]
@@ -127,7 +127,7 @@ class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"
 
     @property
     def key(self) -> str:
-        """Return the record's key, by which the topic is compacted."""
+        """Return the record's key, used for topic compaction."""
         return f"objective/{self.name}"
 
 
@@ -138,7 +138,7 @@ class CostBoundsEntry(Record, frozen=True, kw_only=True, tag="cost-bounds-entry.
 
     @property
     def key(self) -> str:
-        """Return the record's key, by which the topic is compacted."""
+        """Return the record's key, used for topic compaction."""
         return "cost-bounds"
 
 
@@ -149,12 +149,12 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
         name: The name that operators use.
         op: `add` or `revoke`.
         sha256: SHA-256 of the API key, in hex. Absent with `revoke`.
-        tenant: The tenant to which the API key's queries belong.
+        tenant: The tenant that the API key's queries belong to.
         scopes: Permissions: ask, give feedback, read queries, teach the learner, administer.
         allowed_models: Model names that may be requested, including virtual ones; None allows all.
         allowed_objectives: Objectives that may be requested; None allows all.
         per_minute: Maximum number of requests per minute.
-        in_flight: Maximum number of requests at the same time.
+        in_flight: Maximum number of concurrent requests.
         eflops_per_day: Maximum cost of the answers within 24 hours, in eFLOPs.
         usd_per_day: The same limit in USD, if costs are in USD.
     """
@@ -194,7 +194,7 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
 
     @property
     def key(self) -> str:
-        """Return the record's key, by which the topic is compacted."""
+        """Return the record's key, used for topic compaction."""
         return f"key/{self.name}"
 
 
@@ -229,17 +229,17 @@ def _check_name(kind: str, name: str) -> None:
 # Cancel: the client no longer waits for the answer, so the executor drops the search at its next step.
 
 MAX_CANCEL_REASON = 500
-"""Maximum number of characters of the reason, which is repeated in the Answer's error."""
+"""Maximum number of characters in the reason, which the Answer's error repeats."""
 
 
 class Cancel(Record, frozen=True, kw_only=True, tag="cancel.v1"):
-    """Ends the search of one query. Key: query_id. Sent to the executor group that runs it.
+    """Ends one query's search. Key: query_id. Sent to the executor group running it.
 
     A query that already has its Answer is unaffected.
 
     Attributes:
         query_id: The query's id.
-        by: Name of the service that cancels, for instance `gateway`.
+        by: Name of the cancelling service, for instance `gateway`.
         reason: Reason for cancelling, for instance `client disconnected`.
     """
 
@@ -266,7 +266,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         model: The model's name in the catalogue.
         state: ready: the model serves requests. loading: it does not serve requests yet. suspended: its endpoint failed
-            several times in a row, or the model failed the operator's probe, so it gets no requests for a while.
+            several times in a row, or the model failed the operator's probe, so it receives no requests for a while.
             failed: it could not be loaded.
         why: The problem; empty if there is none.
         servers_down: If it has several servers, how many of them get no requests.
@@ -279,17 +279,17 @@ class ModelHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Heartbeat(Record, frozen=True, kw_only=True, tag="heartbeat.v1"):
-    """Reports that an executor is alive. Key: group/instance. The broker's append time gives its age.
+    """Reports that an executor is alive. Key: group/instance. Its age is measured from the broker's append time.
 
     Attributes:
         group: The executor group.
-        instance: The executor process in the group.
+        instance: The executor process within the group.
         models: The models that are ready.
         every_s: Seconds until the next heartbeat.
         in_flight: Number of searches in flight.
         stopping: Whether this is the executor's last heartbeat, after which its models are masked at once.
         engine: The engine that generates text.
-        health: The state of each model of the group, including those that the executor cannot serve.
+        health: The state of each model in the group, including those the executor cannot serve.
     """
 
     group: Annotated[str, Meta(min_length=1)]

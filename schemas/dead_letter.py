@@ -8,10 +8,10 @@ from schemas.query import Origin
 from schemas.record import Record, readable_id
 
 HEAD_BYTES = 4096
-"""Maximum number of bytes of a failed value that are kept. The whole value is at its origin."""
+"""Maximum number of bytes to keep of a failed value. The whole value remains at its origin."""
 
 MAX_REASON = 2000
-"""Maximum number of characters of an error message, because a library's error can quote the whole record."""
+"""Maximum number of characters to keep of an error message; a library's error can quote the whole record."""
 
 
 class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
@@ -19,17 +19,17 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
 
     Attributes:
         service: The service that failed.
-        origin: The record's position; `dead-letters retry` reads it from there.
+        origin: The record's position; `dead-letters retry` reads the record from there.
         error: Name of the error's type.
         reason: The problem and how to fix it.
         field: The field at fault, if any.
         query_id: The record's query, if the id is readable.
         head: The first bytes of the value, 4 KiB unless the deployment sets fewer; base64 on the wire.
-        size: Number of bytes of the whole value.
+        size: Size of the whole value, in bytes.
         sha256: Digest of the whole value, in hex.
-        attempts: Number of times that handling the record was tried.
+        attempts: Number of attempts at handling the record.
         query_origin: Position of the Query, if it was rejected because an earlier query has its id. Such a query gets
-            no Answer, because the earlier query's Answer counts.
+            no Answer, because its id belongs to the earlier query's Answer.
     """
 
     service: str
@@ -57,15 +57,15 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         keep_bytes: int = HEAD_BYTES,
         query_origin: Origin | None = None,
     ) -> "DeadLetter":
-        """Return the dead letter of a value. It accepts any value, because a failure would block the partition forever.
+        """Return the dead letter for a value. Any value is accepted: a failure here would block the partition forever.
 
         Args:
             value: The whole failed value; any bytes.
-            error: The error that handling the record raised.
+            error: The error raised while handling the record.
             service: The service that could not handle it.
             origin: The record's position.
             query_id: The record's query if known; otherwise it is read from the value if possible.
-            attempts: Number of times that handling the record was tried.
+            attempts: Number of attempts at handling the record.
             keep_bytes: Maximum number of bytes of the value to keep.
             query_origin: Position of the Query, if it was rejected because its id is taken.
         """
@@ -86,10 +86,10 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
 
     @property
     def key(self) -> str:
-        """Return topic/partition/offset of the origin."""
+        """Return the origin's topic/partition/offset."""
         return str(self.origin)
 
 
 def _sendable(text: str) -> str:
-    """Return text that can be encoded as UTF-8, because a library's message may quote half a surrogate pair."""
+    """Return the text in a form that UTF-8 can encode; a library's message may quote half a surrogate pair."""
     return text.encode(errors="replace").decode()

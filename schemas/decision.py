@@ -1,4 +1,4 @@
-"""Decision: the chosen action with everything that replay, the join and off-policy evaluation need."""
+"""Decision: the chosen action, with everything that replay, the join and off-policy evaluation need."""
 
 from typing import Annotated, Literal
 
@@ -23,21 +23,22 @@ Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 Reason = Literal["policy", "warm-up", "floor", "pinned", "control", "baseline", "session"]
 
 Cohort = Literal["policy", "control"]
-"""policy: the policy chose the action. control: the query is in the control group, which always gets one action."""
+"""policy: the policy chose the action. control: the query is in the control group, which always gets one fixed
+action."""
 
 Verified = Literal["all", "some", "none"]
-"""Which models of the catalogue have a verifier, whatever their health. all: all models, and the same verifier. some:
-not all models, or different verifiers. none: no models."""
+"""Which catalogue models have a verifier, healthy or not. all: every model has the same verifier. some: not every model
+has one, or they differ. none: no model has one."""
 
 
 class ScoredAction(Struct, frozen=True, kw_only=True):
-    """One action with the score that ranked it.
+    """One action, with the score used to rank it.
 
     Attributes:
         action: The action's id, `model/qp/cp/bs`.
         mean: Predicted reward, θᵀx.
         width: Confidence width α·√(xᵀA⁻¹x), or the policy's equivalent.
-        score: Mean plus width, by which actions are ranked.
+        score: Mean plus width, used to rank actions.
     """
 
     action: str
@@ -55,7 +56,7 @@ class Predicted(Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(Struct, frozen=True, kw_only=True):
-    """The policy that chose the action, and the version of its state.
+    """The policy that chose the action, and the version of the policy's state.
 
     Attributes:
         name: Name of the policy.
@@ -67,48 +68,50 @@ class PolicyState(Struct, frozen=True, kw_only=True):
 
 
 class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
-    """The action chosen for one query, or for a further attempt at it. Key: query_id.
+    """The action chosen for a query, or for a further attempt at it. Key: query_id.
 
     Attributes:
-        query: The whole Query. The executor needs its text and budget, and the aggregator its reference and deadlines.
+        query: The whole Query. The executor needs its text and budget; the aggregator, its reference and deadlines.
         origin: Position of the Query.
         action: The chosen action.
         group: The executor group that serves the action's model.
         seq: Sequence number in the single order of decisions and updates.
-        seed: Seed of this query, from which the seeds of steps and paths are derived.
+        seed: This query's seed; the seeds of its steps and paths are derived from it.
         objective: The weights and cost bounds in force.
         policy: Name and version of the policy.
         catalogue_version: Offset in `control` of the last change to the catalogue; −1 for the file alone.
         mean: Predicted reward of the action; None in warm-up, at the baseline or if pinned.
         width: Confidence width of the action.
-        score: Mean plus width, by which actions are ranked.
+        score: Mean plus width, used to rank actions.
         predicted: The predicted terms, if the policy models them.
         runners_up: The next best actions, best first.
-        candidates: Number of actions that could be chosen, after masking.
+        candidates: Number of actions available after masking.
         masked_models: Models left out because no live executor serves them.
         short_models: Models left out because the question and an answer may not fit into their context.
         required: The query's requirements (`Query.required`).
         unable_models: Models left out because they do not meet the requirements.
-        reason: What chose the action: the policy, the warm-up, the exploration floor, the client's pin, the
-            control group, the baseline, which is used until the correctness of some answer is known, or the previous
-            turn of its session, whose configuration it keeps.
-        cohort: `control` for a query of the control group. (`group` is the executor group.)
-        session: Digest of the session that the query is a turn of, scoped by account; empty if there is none.
+        reason: What determined the action: the policy, the warm-up, the exploration floor, the client's pin, the
+            control group, the baseline (used until any answer's correctness is known), or the previous turn of the
+            session (whose configuration is kept).
+        cohort: `control` for a query in the control group. (`group` is the executor group.)
+        session: Digest of the session the query belongs to, scoped by account; empty if there is none.
         randomised: Whether the cohort was drawn at random. The cohort of a pinned or warm-up query, for example, is
             not drawn, so such a query does not belong in a comparison of the cohorts.
-        propensity: Probability of this action given state and context, over policy and control group; None if unknown.
+        propensity: Probability of this action given the state and context, taking both the policy and the control
+            group into account; None if unknown.
         propensity_draws: Number of Monte Carlo draws behind the propensity; 0 if exact.
         propensity_error: Standard error of the propensity; 0 if exact.
         appended_ms: Append time of the Query on the broker, ms since the epoch. Deadlines count from this time.
         price_factor: Price factor of the action's model at this time. Later changes do not affect this query.
         prices: Prices of the action's model at this time if costs are in USD; None if they are in eFLOPs.
         spent: Where the query's time has gone so far.
-        verified: Which models had a verifier at this time. Unless `all`, no score replaces an unknown correctness.
-        attempt: Number of this attempt at the query, 1 for the first. A later attempt has the objective and the cohort
-            of the first and is never `randomised`; its propensity is conditional on what was excluded.
-        excluded: Models left out because an earlier attempt failed on them, or on a model that shares their server.
-        earlier: The earlier attempts, which failed.
-        features: The request's categories, each as `key=value`: those from the lists that the operator named, and the
+        verified: Which models had a verifier at this time. Unless it is `all`, a score never stands in for unknown
+            correctness.
+        attempt: Attempt number, 1 for the first. A later attempt has the first one's objective and cohort and is never
+            `randomised`; its propensity is conditional on the exclusions.
+        excluded: Models left out because an earlier attempt failed on them or on a model that shares their server.
+        earlier: The earlier, failed attempts.
+        features: The request's categories, each as `key=value`: those from the lists the operator named, and the
             product's own.
     """
 

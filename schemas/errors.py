@@ -24,18 +24,18 @@ from difflib import get_close_matches
 
 
 class UniscaleError(Exception):
-    """Base class of this product's errors. Catch it rather than Exception to write a dead letter or an error message.
+    """Base class for this product's errors. Catch this, not Exception, to write a dead letter or an error message.
 
     Attributes:
-        instead: Message for clients if the error's own message contains addresses or quotes a server. Empty if clients
-            may see the error's own message.
+        instead: Message to show clients if the error's own contains addresses or quotes a server. Empty if clients may
+            see the error's own message.
     """
 
     instead: str = ""
 
     @property
     def for_client(self) -> str:
-        """Return the message for clients."""
+        """Return the message to show clients."""
         return self.instead or str(self)
 
 
@@ -43,9 +43,9 @@ class RecordError(UniscaleError, ValueError):
     """A record cannot be read or written.
 
     Attributes:
-        record: Name of the record's type, for instance `Query`.
+        record: Name of the record type, for instance `Query`.
         field: Path of the field at fault, for instance `weights.cost`; empty for the record as a whole.
-        why: The problem and how to fix it, without record and field.
+        why: The problem and how to fix it, without the record and the field.
     """
 
     def __init__(self, record: str, field: str, why: str) -> None:
@@ -72,7 +72,7 @@ class RecordTooLarge(RecordError):
 
 
 def shown(value: object, most: int = 80) -> str:
-    """Return an external value as it may appear in an error message: short, and safe however deeply it is nested.
+    """Return an external value in a form fit for an error message: short, and safe however deeply nested.
 
     >>> shown("query.v9"), shown([[[]]])
     ("'query.v9'", 'a list')
@@ -85,7 +85,7 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the closest known name, or all known names.
+    """Return the ending for a message about an unknown name: the closest known name, or all known names.
 
     >>> closest("sead", ["seed", "prefix"]), closest("speed_of_light", ["seed", "prefix"])
     ("did you mean 'seed'?", 'known: prefix, seed')

@@ -1,7 +1,7 @@
-"""The search of one query as a value (§3.3): a tree of drafts, each with its own text and its parent.
+"""One query's search as a value (§3.3): a tree of drafts, each with its own text and a parent.
 
-SearchStep and Verification carry the forest, so that no process has to keep it. The trace of an Answer is the same tree
-with the texts of the chosen path only. `agents/search/forest.py` grows the forest.
+SearchStep and Verification carry the forest, so that no process has to keep it. An Answer's trace is the same tree, but
+with only the chosen path's texts. `agents/search/forest.py` grows the forest.
 """
 
 from collections.abc import Sequence
@@ -19,52 +19,52 @@ Unit = Annotated[float, Meta(ge=0, le=1)]
 PriceFactor = Annotated[float, Meta(gt=0)]
 
 Finish = Literal["separator", "eos", "length", "context", "stop", "max_tokens"]
-"""How a draft ended, in order: at the delimiter; at the end of the sequence; at its token limit in the middle of a step
-(the path continues there); at the end of the model's context (the path cannot continue); at one of the client's stop
-texts (the path is complete); or at the client's `max_tokens` (the path is not complete)."""
+"""How a draft ended, in order: at the delimiter; at the end of the sequence; at its token limit mid-step (the path
+continues from there); at the end of the model's context (the path cannot continue); at one of the client's stop texts
+(the path is complete); or at the client's `max_tokens` (the path is not complete)."""
 
 Fate = Literal["open", "kept", "beam", "early_exit", "finished", "cut", "stopped"]
-"""State of a draft, in order: not scored yet; kept for expansion; outside the top BS; its bound is below V_max; the end
-of a completed path; unfinished at the depth limit, at H_max, in a full context or at the client's `max_tokens`; live
-when the budget or the deadline ran out."""
+"""State of a draft, in order: not scored yet; kept for expansion; outside the top BS; bound below V_max; the end of a
+completed path; unfinished at the depth limit, at H_max, in a full context or at the client's `max_tokens`; live when
+the budget or the deadline ran out."""
 
 Stop = Literal["tokens", "eflops", "deadline"]
 """Which budget ran out."""
 
 
 class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Settings of a search that the paper leaves open. They are fixed at its start and recorded with every result.
+    """Search settings that the paper leaves open. They are fixed when a search starts and recorded with every result.
 
     Attributes:
         depth_limit: The initial H_max, in steps.
         step_tokens: Maximum number of tokens in a draft.
         temperature: Sampling temperature.
-        top_p: Nucleus size of the sampling.
-        top_k: Number of most likely tokens kept by the sampling; 0 keeps all.
-        delimiter: Text that ends a step and is kept in it.
+        top_p: Nucleus size for sampling.
+        top_k: Number of most likely tokens to sample from; 0 means all tokens.
+        delimiter: Text that ends a step and is kept as part of it.
         thinking: Whether the chat template enables thinking mode.
         eta: H_max = ceil(eta · D_best) (§3.3).
         early_exit: Whether paths that cannot win, or that reach H_max, are stopped.
         cut_completes: Whether a path at the depth limit counts as completed, which is the literal reading of §3.3. A
             path cut by the client's `max_tokens` never does.
         box_completes: Whether a complete box ends a path before the end of the sequence.
-        budget_tokens: Maximum number of tokens generated over all drafts; never exceeded.
-        budget_eflops: Cost at which the search stops, checked between steps.
-        budget_usd: Maximum cost. `budget_tokens` is the number of tokens that it buys after paying for the prompt.
-        deadline_ms: When the search stops, even in the middle of a step, ms since the epoch.
-        expires_ms: When the query expires, ms since the epoch. No one reads an answer after that.
-        max_tokens: The client's limit on the tokens of each path (`Query.max_tokens`).
-        stop: The client's stop texts, each of which ends a path.
-        seeded: Whether the client gave the seed, so the drafts' seeds do not depend on the query's id.
+        budget_tokens: Maximum number of tokens generated across all drafts; never exceeded.
+        budget_eflops: The cost at which the search stops, in eFLOPs, checked between steps.
+        budget_usd: Maximum cost in USD. `budget_tokens` is the number of tokens it buys after paying for the prompt.
+        deadline_ms: When the search stops, even mid-step, in ms since the epoch.
+        expires_ms: When the query expires, in ms since the epoch. No one reads an answer after that.
+        max_tokens: The client's limit on the number of tokens in each path (`Query.max_tokens`).
+        stop: The client's stop texts, any of which ends a path.
+        seeded: Whether the client set the seed, in which case the drafts' seeds do not depend on the query id.
         answers: Number of completed paths wanted. Early exit keeps paths that could still be among them.
-        price_factor: Price factor by which the eFLOPs of the search are multiplied (`Decision.price_factor`).
-        prices: Prices of the search's tokens in USD (`Decision.prices`); None if costs are in eFLOPs.
-        distorted: Whether the client's own sampling changes the text so much that it does not reflect the configuration
-            (`ChatOptions.distorts`).
-        verified: Whether a verifier scores the drafts. If not, there is no score and no early exit, and among several
-            completed paths one with the most frequent answer is chosen.
-        streamed: Whether the text is sent to gateways while it is generated, because the client streams and there is
-            only one path.
+        price_factor: Multiplier for the search's eFLOPs (`Decision.price_factor`).
+        prices: The search's token prices in USD (`Decision.prices`); None if costs are in eFLOPs.
+        distorted: Whether the client's sampling parameters change the text so much that it does not reflect the
+            configuration (`ChatOptions.distorts`).
+        verified: Whether a verifier scores the drafts. If not, there is no score and no early exit, and if several
+            paths are completed, one with the most frequent answer is chosen.
+        streamed: Whether text is sent to gateways as it is generated: the client is streaming, and there is only one
+            path.
     """
 
     depth_limit: Annotated[int, Meta(ge=1)]
@@ -99,18 +99,18 @@ class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         parent: Index of the draft that this one continues; -1 at the root.
-        depth: j, from 1.
+        depth: j, counted from 1.
         tokens: Number of tokens generated in this step.
         finish: How the draft ended.
-        tree: i, the index of its subtree, from 0.
-        slot: k, its index among its siblings, from 0.
-        text: Text of the step, up to and including the delimiter or the stop text that ended it; empty once no live or
-            best path needs it.
+        tree: i, the index of the draft's subtree, from 0.
+        slot: k, the draft's index among its siblings, from 0.
+        text: The step's text, up to and including the delimiter or stop text that ended it; empty once no live or best
+            path needs it.
         score: v(s), from the verifier.
-        verifier_tokens: Number of tokens that the verifier read to score it.
-        shortened: Whether the verifier's policy shortened its path.
+        verifier_tokens: Number of tokens the verifier read to score the draft.
+        shortened: Whether the verifier's policy shortened the draft's path.
         fate: State of the draft.
-        bound: The best score that its path could still reach, if that fell below V_max.
+        bound: The best score the path could still reach, if that fell below V_max.
     """
 
     parent: Annotated[int, Meta(ge=-1)]
@@ -128,7 +128,7 @@ class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of one search. Parents come before their children; the drafts of one step are adjacent.
+    """The state of one search. Parents come before their children, and each step's drafts are adjacent.
 
     Attributes:
         action: The configuration to run.
@@ -137,7 +137,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         step: The last step whose drafts are known; 0 before the first.
         scored: The last step whose scores are known: `step`, or one less while the verifier is scoring. Without a
             verifier, the last step that search control has seen.
-        prompt_tokens: L_in, tokens of the rendered prompt; 0 before the first step.
+        prompt_tokens: L_in, the number of tokens in the rendered prompt; 0 before the first step.
         best: Index of the best completed path's last draft (whose path score is V_max and whose depth is D_best);
             -1 if there is none.
         stopped: Which budget ran out, if any.
@@ -181,7 +181,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"best {self.best} is not a completed path: give one that is, or -1")
 
     def path(self, index: int) -> tuple[int, ...]:
-        """Return the indices of the path from the root to a draft."""
+        """Return the draft indices on the path from the root to a draft."""
         found = []
         while index >= 0:
             found.append(index)
@@ -189,15 +189,15 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(reversed(found))
 
     def steps(self, index: int) -> tuple[str, ...]:
-        """Return the texts of a path, one per step, as the verifier scores them."""
+        """Return a path's texts, one per step, as the verifier scores them."""
         return tuple(self.drafts[at].text for at in self.path(index))
 
     def text(self, index: int) -> str:
-        """Return the text of a path; empty for -1, which is the prompt alone."""
+        """Return a path's text; empty for -1, which is the prompt alone."""
         return "".join(self.steps(index))
 
     def answer(self, index: int) -> str:
-        """Return the text of a path as an answer, without the client's stop text if one ended it."""
+        """Return a path's text as an answer, without the client's stop text if one ended it."""
         text = self.text(index)
         found = first_stop(text, self.limits.stop)
         return text if found is None else text[: found[0]]
@@ -211,7 +211,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.path_score(index) if self.limits.verified else None
 
     def path_score(self, index: int) -> float:
-        """Return V(p), the mean of the step scores of a path (§3.3, step 3).
+        """Return V(p), the mean of a path's step scores (§3.3, step 3).
 
         Raises:
             ValueError: One of the path's steps has no score yet.
@@ -224,7 +224,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """Return the drafts that await a score, in order."""
+        """Return the drafts awaiting a score, in order."""
         if self.scored == self.step:
             return ()
         return tuple(index for index, draft in enumerate(self.drafts) if draft.depth == self.step)
@@ -238,7 +238,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def completed_paths(self) -> tuple[int, ...]:
-        """Return the last drafts of the completed paths: `best` first, then by score, ties in order of index."""
+        """Return the last drafts of the completed paths: `best` first, then by score, with ties in index order."""
         found = [
             at for at, draft in enumerate(self.drafts) if completes(draft.fate, draft.finish, self.limits)
         ]
@@ -251,12 +251,12 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def generated_tokens(self) -> int:
-        """Return the number of tokens generated so far over all drafts."""
+        """Return the number of tokens generated so far across all drafts."""
         return sum(draft.tokens for draft in self.drafts)
 
     @property
     def verifier_tokens(self) -> int:
-        """Return the number of tokens that the verifier has read so far."""
+        """Return the number of tokens the verifier has read so far."""
         return sum(draft.verifier_tokens for draft in self.drafts)
 
 
@@ -266,7 +266,7 @@ def completes(fate: Fate, finish: Finish, limits: Limits) -> bool:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    """Return (start, end) of the stop text that ends first, the longest one if several do; None if there is none.
+    """Return the (start, end) of the stop text that ends first, or of the longest in a tie; None if there is none.
 
     >>> first_stop("one, two; three", [";", "two;"])
     (5, 9)
@@ -279,7 +279,7 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
-    """Return the final part of a growing text, which excludes a stop text and whatever may be the beginning of one.
+    """Return the part of a growing text that can no longer change, without any stop text or possible start of one.
 
     >>> before_stop("one, two; three", ["two;"]), before_stop("one, tw", ["two;"])
     ('one, ', 'one, ')

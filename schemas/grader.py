@@ -1,4 +1,4 @@
-"""Grader: the rule by which an answer is compared with a query's reference."""
+"""Grader: the rule for comparing an answer with a query's reference."""
 
 from typing import Any, Final, TypeAlias
 
@@ -8,24 +8,24 @@ from schemas.errors import InvalidField, closest, shown
 from schemas.record import check_json
 
 GRADERS: Final = ("boxed-only", "boxed", "last-number", "exact", "contains", "regex", "json")
-"""The names of graders, described in docs/grading.md. The first is the default."""
+"""Grader names, described in docs/grading.md. The first is the default."""
 
 MAX_GRADER: Final = 16 * 1024
-"""Maximum size of a grader's schema as JSON, in bytes. A grader travels with its query."""
+"""Maximum size of a grader's schema as JSON, in bytes. The grader travels with its query."""
 
 MAX_FIELDS: Final = 100
 """Maximum number of names in `fields`."""
 
 
-# Unlike unknown fields of other records, unknown options are rejected here. Without an option that only a later release
-# knows, an answer would be graded by a different rule from the one requested.
+# Other records ignore unknown fields, but unknown options are rejected here. If an option known only to a later release
+# were ignored, an answer would be graded by a different rule from the one requested.
 class Grader(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A grader with its options.
 
     Attributes:
         name: One of `GRADERS`.
-        schema: For `json`: the JSON Schema that an answer must meet. With a schema, no reference is needed.
-        fields: For `json`: the fields of an object to compare; empty compares the whole value.
+        schema: For `json`: the JSON Schema that an answer must satisfy. With a schema, no reference is needed.
+        fields: For `json`: the object fields to compare; if empty, the whole value is compared.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Grader(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 NamedGrader: TypeAlias = str | Grader
-"""A grader as users write it: its name, or an object with options."""
+"""A grader as users specify it: a name, or an object with options."""
 
 
 def grader_of(given: NamedGrader | None) -> Grader | None:
-    """Return a grader given by name or as an object; None if none is given.
+    """Return the grader for a name or object; None if there is none.
 
     Raises:
         InvalidField: There is no grader with that name; the field is `grader`.

@@ -1,8 +1,8 @@
-"""The objective of a query, as it was in force when the action was chosen (§3.4, Eq. 4).
+"""A query's objective, as in force when the action was chosen (§3.4, Eq. 4).
 
 Instead of the paper's weights, an objective can set a target: a mean cost that must not be exceeded, or a share of the
-accuracy within reach that must be kept. Either target implies a shadow price λ per unit of cost. The λ in force when
-the action was chosen is part of the record, so that the Decision can be reproduced from the record alone.
+accuracy within reach that must be maintained. Either target implies a shadow price λ per unit of cost. The λ in force
+when the action was chosen is recorded, so that the Decision can be reproduced from the record alone.
 """
 
 import math
@@ -27,7 +27,7 @@ class Weights(Struct, frozen=True, kw_only=True):
     cost: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject weights that are not a convex combination, and normalise them to keep the meaning of α."""
+        """Reject weights that are not a convex combination, and normalise the rest to preserve the meaning of α."""
         terms = {"correct": float(self.correct), "score": float(self.score), "cost": float(self.cost)}
         for name, weight in terms.items():
             if not (math.isfinite(weight) and weight >= 0):
@@ -35,14 +35,14 @@ class Weights(Struct, frozen=True, kw_only=True):
         total = sum(terms.values())
         if not (math.isfinite(total) and total > 0):
             raise InvalidField("Weights", "", f"sum to {total}; give at least one weight above zero")
-        # Weights that already sum to 1 stay bit-identical through every later decode.
+        # Weights that already sum to 1 stay bit-identical every time they are decoded.
         if abs(total - 1.0) > 1e-12:
             for name, weight in terms.items():
                 msgspec.structs.force_setattr(self, name, weight / total)
 
 
 def check_targets(kind: str, *, mean_cost: float | None, accuracy: float | None) -> None:
-    """Reject a target that no λ can meet, and two targets at once.
+    """Reject a target that no λ can meet, or two targets at once.
 
     Args:
         kind: The record's name, for the message.
@@ -65,16 +65,16 @@ CostUnit = Literal["eflops", "usd"]
 """The unit of a deployment's costs: equivalent FLOPs (App. D.3), or US dollars."""
 
 UNITS: Final[dict[CostUnit, str]] = {"eflops": "eFLOPs", "usd": "USD"}
-"""The units as written in text."""
+"""The units as displayed in text."""
 
 
 class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The costs per query at which C̃ is 0 and 1. C̃ itself is never clipped.
+    """The costs per query where C̃ is 0 and 1. C̃ itself is never clipped.
 
     Attributes:
         low: Lower bound, above zero.
         high: Upper bound, above `low`.
-        unit: Unit of the bounds, of the costs that they normalise, and of the `mean_cost` of an objective.
+        unit: Unit of the bounds, of the costs they normalise, and of an objective's `mean_cost`.
     """
 
     low: float
@@ -92,17 +92,17 @@ ObjectiveKind = Literal["weights", "mean_cost", "accuracy"]
 
 
 class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An objective with everything that determines its reward.
+    """An objective, with everything that determines the reward.
 
     Attributes:
         weights: w₁, w₂ and w₃, which sum to 1.
         cost_range: The bounds that normalise log C.
         name: Name of the objective in `control`; None if the query set its own weights or target.
         version: Offset in `control` of the last record that changed it; −1 for the deployment's own setting.
-        price: Shadow price λ: the reward subtracted per unit of cost, in addition to the cost term of Eq. 4. At 0,
-            Eq. 4 is unchanged.
-        mean_cost: Target for the mean cost per query, in the unit of `cost_range`, which determines `price`.
-        accuracy: Target for accuracy, as a share of the predicted accuracy within reach, which determines `price`.
+        price: Shadow price λ: the reward subtracted per unit of cost, on top of Eq. 4's cost term. At 0, Eq. 4 is
+            unchanged.
+        mean_cost: Target for the mean cost per query, in the unit of `cost_range`. It determines `price`.
+        accuracy: Target for accuracy, as a share of the predicted accuracy within reach. It determines `price`.
     """
 
     weights: Weights
@@ -114,7 +114,7 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject a λ below zero, two targets at once, and a name that no control record can set."""
+        """Reject a λ below zero, two targets at once, or a name that no control record can set."""
         if self.name is not None:
             check_name("ObjectiveInForce", "name", self.name)
         if not 0.0 <= self.price < math.inf:
@@ -143,15 +143,15 @@ def scalar(
     score: float,
     log_cost: float,
 ) -> float:
-    """Return w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C, which is Eq. 4 with a shadow price λ of the cost.
+    """Return w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C, which is Eq. 4 with a shadow price λ on the cost.
 
-    C̃ = (log C − low) / (high − low) is not clipped, because weights and bounds can only be changed exactly if the
-    reward is linear in log C.
+    C̃ = (log C − low) / (high − low) is not clipped: the weights and bounds can be changed exactly only if the reward
+    is linear in log C.
 
     Args:
         weights: w₁, w₂, w₃.
         log_bounds: Natural logarithms of the bounds that normalise the cost.
-        shadow_price: λ, the reward subtracted per unit of cost. At 0, the result is bit-identical to that of Eq. 4.
+        shadow_price: λ, the reward subtracted per unit of cost. At 0, the result is bit-identical to Eq. 4.
         correct: 1, 0 or a grade in between.
         score: V(y*), the chosen path's mean score.
         log_cost: Natural logarithm of the cost C.

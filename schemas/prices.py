@@ -1,4 +1,4 @@
-"""Token prices: the billed tokens of a search, and the prices of its model's tokens in US dollars."""
+"""Token prices: a search's billed tokens, and its model's token prices in US dollars."""
 
 import math
 from typing import Annotated, Final, TypeAlias
@@ -8,23 +8,23 @@ from msgspec import Meta, Struct
 from schemas.errors import InvalidField
 
 MAX_COUNT: Final = 2**40
-"""Far above any real count, while sums over the largest search still fit the 64-bit integers of databases and
+"""Far above any real count, yet sums over the largest search still fit in the 64-bit integers of databases and
 clients."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 MILLION: Final = 1e6
-"""Number of tokens that a price refers to."""
+"""Number of tokens that a price is quoted for."""
 
 MOST: Final = 1e6
 """Far above any real price, so a larger number is a mistake in the unit."""
 
 
 class Billed(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Token counts of a search over all its requests, as reported by an upstream or by the engine.
+    """A search's token counts, summed over all its requests, as reported by an upstream or the engine.
 
     Attributes:
-        input: Prompt tokens, counted for each request.
+        input: Prompt tokens, counted once per request.
         cached_input: Prompt tokens served from the upstream's cache, also included in `input`.
         output: Generated tokens, including reasoning.
         reasoning: Generated tokens that are not part of an answer, also included in `output`.
@@ -36,17 +36,17 @@ class Billed(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning: Count = 0
 
     def plus(self, other: "Billed") -> "Billed":
-        """Return the sum of both."""
+        """Return the sum of the two."""
         return Billed(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
 class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Prices of a model's tokens, in USD per million tokens.
+    """A model's token prices, in USD per million tokens.
 
     Attributes:
         input: Price of prompt tokens.
         output: Price of generated tokens, including reasoning.
-        cached_input: Price of prompt tokens served from a cache; None means the price of `input`.
+        cached_input: Price of prompt tokens served from a cache; None means the same price as `input`.
 
     >>> Prices(input=0.5, output=2.0).usd(Billed(input=1000, output=250))
     0.001
@@ -65,7 +65,7 @@ class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise InvalidField("Prices", name, why)
 
     def usd(self, billed: Billed) -> float:
-        """Return the cost of tokens, in USD."""
+        """Return the cost of the billed tokens, in USD."""
         cached = min(billed.cached_input, billed.input)
         of_cached = self.input if self.cached_input is None else self.cached_input
         costs = (billed.input - cached) * self.input, cached * of_cached, billed.output * self.output
@@ -73,7 +73,7 @@ class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Rate: TypeAlias = float | Prices
-"""The price of a model: a factor by which its eFLOPs are multiplied (the price factor), or its token prices in USD."""
+"""A model's price: a multiplier for its eFLOPs (the price factor), or its token prices in USD."""
 
 
 def rate_in_words(rate: Rate) -> str:

@@ -21,10 +21,10 @@ from schemas.spent import Spent
 # A query as clients send it.
 
 MAX_TEXT = 1024 * 1024
-"""Maximum size of a question as JSON, all messages together, in bytes. Every record of its search carries it."""
+"""Maximum size of a question as JSON, with all its messages, in bytes. Every record of its search carries it."""
 
 MAX_METADATA = 16 * 1024
-"""Maximum size of `metadata` as JSON, in bytes. The Context and the Decision contain it, with the rest of the Query."""
+"""Maximum size of `metadata` as JSON, in bytes. The Context and the Decision carry it with the rest of the Query."""
 
 MAX_REFERENCE = 256 * 1024
 """Maximum size of `reference` as JSON, in bytes. The join keeps it until the Answer is graded."""
@@ -33,7 +33,7 @@ MAX_TESTS = 256
 """Maximum number of tests in a reference. Each is run against the answer."""
 
 MAX_EXACT = 2.0**53
-"""Limit below which integers are exact as floats. JSON readers turn integers above 64 bits into floats."""
+"""Below this limit, integers are exact as floats. JSON readers turn integers above 64 bits into floats."""
 
 MAX_MESSAGES = 1000
 """Maximum number of messages in a conversation."""
@@ -45,7 +45,7 @@ MAX_TIMEOUT_S = 6 * 3600.0
 """Maximum timeout of a query, in seconds. An unanswered query holds its admission slot until it expires."""
 
 MAX_WAIT_S = 30 * 24 * 3600.0
-"""Maximum wait for feedback, in seconds, equal to the retention of the joined topics."""
+"""Maximum wait for feedback, in seconds: the retention of the joined topics."""
 
 MAX_BUDGET_TOKENS = 10**9
 MAX_BUDGET_EFLOPS = 1e24
@@ -57,19 +57,19 @@ MAX_STOPS = 4
 """Maximum number of stop texts per query, as in OpenAI's API."""
 
 MAX_STOP = 200
-"""Maximum number of characters of a stop text. Every record of the search carries all stop texts."""
+"""Maximum number of characters in a stop text. Every record of the search carries all its stop texts."""
 
 MAX_CLIENT_SEED = 2**63 - 1
-"""Maximum seed of a client: seeds are signed 64-bit integers, as in OpenAI's API."""
+"""Maximum client-supplied seed: seeds are signed 64-bit integers, as in OpenAI's API."""
 
 GATEWAY = "gateway"
 """Key in a Query's metadata under which a gateway keeps its own data: digests of the API key and of the body."""
 
 MAX_ANSWERS = 64
-"""Maximum number of answers to one query, which is the number of paths in the widest search of Table 1."""
+"""Maximum number of answers to one query: the number of paths in Table 1's widest search."""
 
 MAX_ACCEPTED = 256
-"""Maximum number of accepted answers in a reference that is a list."""
+"""Maximum number of accepted answers if the reference is a list."""
 
 Reference: TypeAlias = str | int | float | dict[str, Any] | list[Any]
 """The correct answer to grade against. If it is a list, any of its elements is accepted."""
@@ -85,7 +85,7 @@ class ToolCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tool call requested by a model.
 
     Attributes:
-        id: Id of the call, to which the message with its result refers.
+        id: Id of the call; the message with the result refers to it.
         name: Name of the tool.
         arguments: The arguments as the model wrote them: normally JSON, but any text for a custom tool.
         type: Kind of the tool.
@@ -112,7 +112,7 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         role: `system`, `user`, `assistant`, `tool`, or any other role in the model's template.
-        content: The text; null only with `tool_calls`.
+        content: The text; may be null only if there are `tool_calls`.
         tool_calls: The tool calls that an assistant requested.
         tool_call_id: For role `tool`, the id of the call whose result this is.
         parts: The content as the client sent it, if it contains more than text: images or audio. `content` is then the
@@ -127,7 +127,7 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """Return the content, empty if it is null."""
+        """Return the content, or an empty string if it is null."""
         return self.content or ""
 
     @property
@@ -154,10 +154,10 @@ def _audio_length(part: dict[str, Any]) -> int:
 
 
 class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits on the spending of a search. When one is reached, the best completed path is the answer.
+    """Limits on a search's spending. When one is reached, the best completed path is the answer.
 
     Attributes:
-        tokens: Maximum number of tokens generated over all drafts.
+        tokens: Maximum number of tokens generated across all drafts.
         eflops: Maximum number of equivalent FLOPs (App. D.3).
         usd: Maximum cost in US dollars. It is never exceeded: until the number of prompt tokens is known, the prompt
             counts as one token per byte.
@@ -168,7 +168,7 @@ class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
     usd: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject a budget that allows nothing, or that is above the cost of any search."""
+        """Reject a budget that allows nothing, or that exceeds the cost of any search."""
         check_finite("Budget", eflops=self.eflops, usd=self.usd)
         bounds = (("tokens", MAX_BUDGET_TOKENS), ("eflops", MAX_BUDGET_EFLOPS), ("usd", MAX_BUDGET_USD))
         for name, most in bounds:
@@ -199,34 +199,35 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         objective: Name of an objective in `control`.
         weights: Weights for this query alone.
         mean_cost: Target for the mean cost per query, in the deployment's unit; accuracy is maximised within it.
-        accuracy: Share of the accuracy within reach, which is to be kept at the lowest cost. At most one of objective,
-            weights, mean_cost and accuracy is present; none means the deployment's default.
-        reference: The correct answer, if known, against which the aggregator grades. No model ever sees it. It is a
-            text, a number, a list of at most 256 accepted answers, or for a program {"tests": [[input, output], …]}
+        accuracy: Share of the accuracy within reach to maintain at the lowest cost. At most one of objective, weights,
+            mean_cost and accuracy is present; none means the deployment's default.
+        reference: The correct answer, if known; the aggregator grades against it. No model ever sees it. It is a
+            string, a number, a list of at most 256 accepted answers, or, for a program, {"tests": [[input, output], …]}
             with at most 256 tests.
-        grader: Grader that compares an answer with the reference, by name or with options. None means the grader of the
-            model's catalogue entry, or else the catalogue's, or else `boxed-only`.
+        grader: Grader for comparing an answer with the reference, by name or with options. None means the grader from
+            the model's catalogue entry, or else the catalogue's default, or else `boxed-only`.
         pin_action: The action `model/qp/cp/bs` to use, bypassing the policy.
         allowed_models: Models that may be used; None allows all.
-        budget: Limits on the spending of the search.
-        max_tokens: Maximum number of tokens of each answer, that is, of a path after the prompt. A path that reaches
-            the limit before it ends is cut, and returned only if no path was completed.
-        stop: Texts that end a path at the first occurrence of any of them. The answer contains neither that text nor
+        budget: Limits on the search's spending.
+        max_tokens: Maximum number of tokens in each answer, that is, in a path after the prompt. A path that reaches
+            the limit before it ends is cut off, and returned only if no path was completed.
+        stop: Texts that end a path wherever one of them first occurs. The answer contains neither that text nor
             anything after it.
-        seed: Seed of the drafts. The same seed and configuration give the same answer, whatever the query's id. If
-            None, the seed is derived from the id.
+        seed: Seed for the drafts. The same seed and configuration give the same answer, whatever the query id. If None,
+            the seed is derived from the id.
         timeout_s: Seconds from the broker's append time until the query expires, at most six hours; None means the
             default.
         feedback_wait_s: Seconds after the Answer to wait for feedback; None means the default.
         n: Number of completed paths wanted as answers. Configurations with QP·CP below this number are not chosen.
-        stream: Whether a client reads the answer while it is generated (`schemas.chunk`).
-        session: The conversation that the query is a turn of, under any name of 1 to 200 characters that its account
-            chooses. Later turns keep the configuration of the previous one (`UNISCALE_SESSION_S`). None without one.
-        options: Options of a chat completion besides its text, and the client's sampling; None if there are none.
-        learn: Whether the learner may learn from this query. False for a measurement alongside the traffic, for example
-            of a baseline pinned to one action, and for queries of an API key without the scope `teach`.
-        tenant: The tenant to which the query belongs, for accounting.
-        metadata: Anything that the client wants returned; at most 16 KiB of JSON.
+        stream: Whether a client reads the answer as it is generated (`schemas.chunk`).
+        session: The conversation the query belongs to: any name of 1 to 200 characters that the account chooses. Each
+            turn keeps the previous one's configuration (`UNISCALE_SESSION_S`). None if there is no session.
+        options: The chat completion's options apart from its text, and the client's sampling parameters; None if there
+            are none.
+        learn: Whether the learner may learn from this query. False for measurements alongside the traffic, such as a
+            baseline pinned to one action, and for queries sent with an API key without the `teach` scope.
+        tenant: The tenant the query belongs to, for accounting.
+        metadata: Anything the client wants returned; at most 16 KiB of JSON.
     """
 
     query_id: str
@@ -374,13 +375,13 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
     @property
     def api_key(self) -> str:
-        """Return the digest of the API key with which the query came through a gateway; "" if there is none."""
+        """Return the digest of the API key used to send the query through a gateway; "" if there is none."""
         key = self.kept.get("key")
         return key if isinstance(key, str) else ""
 
     @property
     def account(self) -> str:
-        """Return the account to which its usage is charged: its tenant, or else its API key; "" if it has neither."""
+        """Return the account charged for the query: its tenant, or else its API key; "" if it has neither."""
         return account_of(self.tenant, self.kept.get("key"))
 
     @property
@@ -413,7 +414,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
     @property
     def graded_with(self) -> Grader | None:
-        """Return the grader that the query itself names.
+        """Return the grader named in the query itself.
 
         Raises:
             InvalidField: There is no grader with that name.
@@ -425,12 +426,12 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
     @property
     def pinned(self) -> Action | None:
-        """Return the action of `pin_action`."""
+        """Return the action in `pin_action`."""
         return None if self.pin_action is None else Action.parse(self.pin_action)
 
 
 def account_of(tenant: str | None, key: object) -> str:
-    """Return the account of a client: its tenant, or else its API key's digest; "" if it has neither.
+    """Return a client's account: its tenant, or else its API key's digest; "" if it has neither.
 
     >>> account_of("shop", "0f"), account_of(None, "0f"), account_of(None, "")
     ('shop', 'key:0f', '')
@@ -439,7 +440,7 @@ def account_of(tenant: str | None, key: object) -> str:
 
 
 def _check_message(place: str, message: Message) -> None:
-    """Reject a message without content, or with parts that do not belong to its role."""
+    """Reject a message without content, or with fields that do not belong to its role."""
     if not (message.role.strip() and len(message.role) <= MAX_NAME):
         raise InvalidField(
             "Query", f"{place}.role", "is empty or too long; write user, assistant, system or tool"
@@ -472,7 +473,7 @@ def _check_text(name: str, text: str, sent: object) -> None:
         size = len(orjson.dumps(sent))
     except TypeError:
         raise InvalidField("Query", name, "is not valid Unicode (a lone surrogate); send UTF-8") from None
-    if size > MAX_TEXT + 2:  # the quotation marks of a text
+    if size > MAX_TEXT + 2:  # the quotation marks around a string
         raise InvalidField("Query", name, f"takes {size} bytes of {MAX_TEXT} as JSON; shorten the question")
 
 
@@ -484,7 +485,7 @@ class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
 
     Attributes:
         query: The whole Query.
-        embedding: The unit vector s_q as little-endian float32; base64 on the wire.
+        embedding: The unit vector s_q in little-endian float32; base64 on the wire.
         encoder: Name of the encoder. Vectors from different encoders must not be mixed.
         origin: Position of the Query. The same query_id from a different origin is a duplicate.
         appended_ms: Append time of the Query on the broker, ms since the epoch. Deadlines count from this time.
@@ -514,12 +515,12 @@ class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
         return self.query.query_id
 
     def vector(self) -> "array[float]":
-        """Return the embedding as an array of float32, shape (d,)."""
+        """Return the embedding as a float32 array of shape (d,)."""
         return unpack(self.embedding)
 
 
 def pack(vector: "array[float]") -> bytes:
-    """Return float32 numbers as little-endian bytes."""
+    """Return a float32 array as little-endian bytes."""
     if sys.byteorder == "big":
         vector = array("f", vector)
         vector.byteswap()
@@ -527,7 +528,7 @@ def pack(vector: "array[float]") -> bytes:
 
 
 def unpack(embedding: bytes) -> "array[float]":
-    """Return little-endian bytes as an array of float32."""
+    """Return little-endian bytes as a float32 array."""
     vector = array("f")
     vector.frombytes(embedding)
     if sys.byteorder == "big":

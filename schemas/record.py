@@ -15,21 +15,22 @@ from msgspec import Meta, Struct
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord, shown
 
 # `encode` and `decode` are called once, at the edge. Unknown fields are ignored, so an older process can read a newer
-# record. A new field has a default, and a changed meaning is a new version. NaN and infinity are never sent.
+# record. A new field needs a default, and a changed meaning needs a new version. NaN and infinity are never sent.
 
 MAX_RECORD: Final = 4 * 1024 * 1024
-"""Maximum size of one record, in bytes. The limits of producer, consumer, topic and preflight are all set from it."""
+"""Maximum size of one record, in bytes. The limits of the producer, consumer, topic and preflight derive from it."""
 
-# Key, headers and the frame of a batch count towards the same limit on the broker.
+# The key, the headers and the batch framing count towards the same limit on the broker.
 MAX_VALUE: Final = MAX_RECORD - 4096
 
 MAX_UNFOLDED: Final = 8 * 1024 * 1024
-"""Maximum number of bytes to which a zstd frame may decompress: 64 paths of 128 KiB, which is the widest search in a
-context of 32,768 tokens."""
+"""Maximum size of a decompressed zstd frame, in bytes: 64 paths of 128 KiB, the widest search in a context of 32,768
+tokens."""
 
 MAX_WIDENED: Final = 24 * 1024 * 1024
-"""Maximum number of bytes that the strings of one record may take in memory. Python stores every character of a string
-at the width of its widest, so one emoji makes a string four times as large. With the value itself, this is 32 MiB."""
+"""Maximum number of bytes that one record's strings may take in memory. Python stores every character of a string at
+the width of the widest, so a single emoji makes a string four times as large. With the value itself, this adds up to
+32 MiB."""
 
 MAX_VALUES: Final = 128 * 1024
 """Maximum number of JSON values in one record. A list takes two bytes on the wire and about ninety in memory, so a
@@ -43,7 +44,7 @@ _MARKS = (b",", b"[", b"{")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _TWO_BYTES = re.compile(rb"[\xc4-\xef]|\\u")
 _FOUR_BYTES = re.compile(rb"[\xf0-\xff]|\\u[dD][89a-bA-B]")
-# Size above which msgspec reads values, without the copy that orjson makes. Such values come only from frames.
+# Values above this size are read by msgspec, which avoids the copy that orjson makes. They come only from frames.
 _LARGE = MAX_RECORD
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.+)`$")
@@ -56,7 +57,7 @@ Millis = Annotated[int, Meta(ge=0, le=2**48)]
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
-    """One record on the wire. Its `schema` is the class's tag, for instance `query.v1`."""
+    """One record on the wire. Its `schema` is the class tag, for instance `query.v1`."""
 
     framed: ClassVar[bool] = False  # whether its value is a zstd frame
 
@@ -67,11 +68,11 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="s
 
 
 def encode(record: Record) -> bytes:
-    """Return the value of a record: JSON, in a zstd frame if its class is framed.
+    """Return a record's value: JSON, in a zstd frame if its class is framed.
 
     Raises:
         InvalidField: A number is not finite, or a field cannot be written as JSON.
-        RecordTooLarge: The value exceeds the limit that brokers and clients are configured to accept.
+        RecordTooLarge: The value exceeds the limit that brokers and clients are configured with.
     """
     kind = type(record).__name__
     try:
@@ -79,7 +80,7 @@ def encode(record: Record) -> bytes:
         value = orjson.dumps(plain)
     except (TypeError, RecursionError) as error:  # orjson's own error is a TypeError
         raise InvalidField(kind, "", f"cannot be written as JSON ({error}); use plain, flat values") from None
-    # orjson writes NaN and infinity as null, so without a null there is nothing to check.
+    # orjson writes NaN and infinity as null, so if there is no null, there is nothing to check.
     if b"null" in value:
         check_all_finite(kind, plain)
     if record.framed:
@@ -100,11 +101,11 @@ def encode(record: Record) -> bytes:
 
 
 def decode(value: bytes | None, kind: type[R]) -> R:
-    """Return the record in a value, which is JSON, or a zstd frame if the kind is framed.
+    """Return the record encoded in a value: JSON, or a zstd frame if the kind is framed.
 
     Memory is bounded for any input: 32 MiB for the most hostile frame (`MAX_UNFOLDED`, `MAX_WIDENED` and `MAX_VALUES`).
-    The widest search still passes: 8 MiB with an `≤` in every draft, where a character takes two bytes, or 6 MiB with
-    an emoji in every draft, where a character takes four.
+    The widest search still passes: 8 MiB with an `≤` in every draft, so that a character takes two bytes, or 6 MiB with
+    an emoji in every draft, so that a character takes four.
 
     Raises:
         UnreadableRecord: The bytes are not a JSON object, or exceed a limit.
@@ -128,11 +129,11 @@ def decode(value: bytes | None, kind: type[R]) -> R:
 
 
 def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> dict[str, Any]:
-    """Return the JSON object in a value, not yet validated.
+    """Return the JSON object in a value, without validating it.
 
     Args:
         value: The value as received.
-        kind: Name of the record in errors.
+        kind: Name of the record, for errors.
         framed: Whether a zstd frame is accepted.
 
     Raises:
@@ -167,8 +168,8 @@ def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> d
 def readable_id(value: bytes | None) -> str | None:
     """Return the query_id in an arbitrary value, or None if there is no valid one.
 
-    The id is the record's own, or that of the Query, SearchStep or Answer in the record. A poison record with a
-    readable id still gets an Answer, so only an id that can be a key is returned.
+    The id is the record's own, or that of the Query, SearchStep or Answer inside it. A poison record with a readable id
+    still gets an Answer, so only an id that can be a key is returned.
     """
     try:
         plain = load(value)
@@ -193,9 +194,9 @@ _carriers = msgspec.json.Decoder(_Carrier)
 
 
 def quick_id(value: bytes | None) -> str | None:
-    """Return the same id as `readable_id` in half the time, by parsing nothing else.
+    """Return the same id as `readable_id`, in half the time, by parsing nothing else.
 
-    For a record that cannot be read, it may return an id where `readable_id` returns None.
+    For an unreadable record, it may return an id when `readable_id` would return None.
     """
     try:
         plain = value or b""
@@ -209,7 +210,7 @@ def quick_id(value: bytes | None) -> str | None:
 
 
 class _Zstd(threading.local):
-    """zstd contexts of one thread, kept because creating one costs more than compressing a typical record."""
+    """One thread's zstd contexts, kept because creating one costs more than compressing a typical record."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
@@ -237,13 +238,13 @@ def _unframed(value: bytes, kind: str) -> bytes:
 
 
 def _fits(error: Exception) -> None:
-    """Raise MemoryError if a library's error means that memory ran out, because the record is then not at fault."""
+    """Raise MemoryError if a library's error means that memory ran out; the record is then not at fault."""
     if "not enough memory" in str(error).lower():
         raise MemoryError(str(error)) from error
 
 
 def _too_many_values(value: bytes, most: int = MAX_VALUES) -> bool:
-    """Return whether a JSON text may hold too many values, by counting commas and brackets outside strings."""
+    """Return whether JSON text may contain too many values, judging by the commas and brackets outside strings."""
     if (count := sum(map(value.count, _MARKS))) <= most:
         return False
     for strings, string in enumerate(_STRING.finditer(value)):
@@ -254,7 +255,7 @@ def _too_many_values(value: bytes, most: int = MAX_VALUES) -> bool:
 
 
 def _widened(value: bytes) -> int:
-    """Return an upper bound on the bytes that the strings of a JSON text take in memory while being read."""
+    """Return an upper bound on the bytes that the strings in JSON text take up in memory while being read."""
     size, longest = len(value), 0
     if not (_TWO_BYTES.search(value) or _FOUR_BYTES.search(value)):
         return size
@@ -272,7 +273,7 @@ def _widened(value: bytes) -> int:
 
 
 def invalid_field(kind: str, error: msgspec.ValidationError) -> InvalidField:
-    """Return the error that names the field rejected by msgspec or by a struct's own check."""
+    """Return an error that names the field rejected by msgspec or by a struct's own check."""
     place = _PLACE.match(str(error))
     what, field = (place["what"], place["field"] or "") if place else (str(error), "")
     why, inner = f"{what[0].lower()}{what[1:]}; correct it", ""
@@ -288,10 +289,10 @@ def invalid_field(kind: str, error: msgspec.ValidationError) -> InvalidField:
 # Field checks shared by several records. Each error names the record, the field at fault, and the fix.
 
 MAX_NESTING: Final = 16
-"""Maximum nesting of lists and objects inside a field that takes any JSON. orjson writes at most 254 levels."""
+"""Maximum nesting of lists and objects inside a field that accepts any JSON. orjson writes at most 254 levels."""
 
 MAX_NAME: Final = 200
-"""Maximum number of characters of a name in a record, such as that of a model, a tenant or a source."""
+"""Maximum number of characters in a name, such as that of a model, tenant or source."""
 
 _GROUP = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _QUERY_ID = re.compile(r"[\x21-\x7e]{1,200}")
@@ -303,7 +304,7 @@ def is_id(query_id: str) -> bool:
 
 
 def check_id(kind: str, query_id: str, field: str = "query_id") -> None:
-    """Reject an id that cannot be a key, which is 1 to 200 printable ASCII characters without spaces.
+    """Reject an id that cannot be a key; a key is 1 to 200 printable ASCII characters without spaces.
 
     Raises:
         InvalidField: The id is invalid; the message names the field.
@@ -315,7 +316,7 @@ def check_id(kind: str, query_id: str, field: str = "query_id") -> None:
 
 
 def check_group(kind: str, group: str, field: str = "group") -> None:
-    """Reject an executor group name that a catalogue would reject, because topics are named after groups.
+    """Reject an executor group name that a catalogue would reject, since topics are named after groups.
 
     Raises:
         InvalidField: The name is invalid; the message names the field.
@@ -336,14 +337,14 @@ def check_json(
 ) -> None:
     """Reject a free field that is too large, nested too deeply, or not JSON.
 
-    Any value that passes can be encoded again, even inside the records that carry this one.
+    Any value that passes can be encoded again, even inside the records that carry the record.
 
     Args:
         kind: Name of the record, for errors.
         field: Name of the field, for errors.
         value: Value of the field.
         most_bytes: Maximum size of the value as JSON, in bytes.
-        deepest: Maximum number of levels of nesting.
+        deepest: Maximum number of nesting levels.
         most_values: Maximum number of JSON values.
 
     Raises:

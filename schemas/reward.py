@@ -17,11 +17,11 @@ from schemas.record import Millis, Record, check_finite, check_id, check_json, c
 
 Kind = Literal["provisional", "final", "correction", "default"]
 """provisional: score and cost are known, but correctness is pending. final: everything is known at once, because the
-answer was graded against the reference. correction: feedback gave correctness, after a provisional reward. default: no
-feedback came, and the row closes without it."""
+answer was graded against the reference. correction: feedback supplied correctness after a provisional reward. default:
+no feedback came, and the row closes without it."""
 
 GradeSource = Literal["reference", "person", "judge"]
-"""Who or what graded an answer: comparison with a reference answer, a person, or a model acting as a judge."""
+"""How an answer was graded: by comparison with a reference answer, by a person, or by a model acting as a judge."""
 
 GradedBy = Literal["", "reference", "person", "judge", "score"]
 """Source of a reward's correctness. `score`: the answer was not graded, and the verifier's score takes its place."""
@@ -35,10 +35,10 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
     Attributes:
         query_id: The query's id.
         correct: true, false, or a grade from 0 to 1.
-        graded_by: Kind of source. The first Feedback counts, whatever its kind.
+        graded_by: Kind of source. The first Feedback wins, whatever its kind.
         source: Name of the source.
-        learn: Whether the learner may learn from this grade; False if its source may not teach.
-        metadata: Any data that the client attaches; at most 16 KiB of JSON.
+        learn: Whether the learner may learn from this grade; False if its source is not allowed to teach.
+        metadata: Any data the client attaches; at most 16 KiB of JSON.
     """
 
     query_id: str
@@ -49,7 +49,7 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Reject a grade outside 0 to 1, and fields too large for a join row."""
+        """Reject a grade outside 0 to 1, or fields too large for a join row."""
         check_id("Feedback", self.query_id)
         if not 0.0 <= self.correct <= 1.0:
             raise InvalidField(
@@ -62,20 +62,20 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
 
     @property
     def grade(self) -> float:
-        """Return correctness as a number from 0 to 1."""
+        """Return the correctness as a number from 0 to 1."""
         return float(self.correct)
 
 
 class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
-    """A deadline that has passed. Key: query_id. The timer sends it, so that expiry is ordered with other records.
+    """A deadline that has passed. Key: query_id. Sent by the timer so that expiry is ordered with other records.
 
     Attributes:
         query_id: The query's id.
         kind: `timeout`: no Answer came; `feedback`: no feedback came; `parked`: an early Feedback found no Answer, or
             no Decision; `forget`: a query is known but its Decision never came; `crowded`: too many rewards are open,
             and this is the oldest one of the account with the most.
-        deadline_ms: The deadline, ms since the epoch on the broker's clock; for `crowded`, the time of selection.
-        sent_ms: When the timer first sent the record, ms since the epoch on the timer's own clock.
+        deadline_ms: The deadline, in ms since the epoch on the broker's clock; for `crowded`, the time of selection.
+        sent_ms: When the timer first sent the record, in ms since the epoch on the timer's own clock.
     """
 
     query_id: str
@@ -92,17 +92,17 @@ class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cost of a search: its equivalent FLOPs (App. D.3) times its model's price factor, or the amount billed.
 
     Attributes:
-        cost: The sum of the three parts; in USD, the amount billed.
-        unit: Unit of `cost`. All other fields except the last two apply to eFLOPs only.
+        cost: The sum of the three parts; if costs are in USD, the amount billed.
+        unit: Unit of `cost`. All other fields except the last two apply only if this is eFLOPs.
         prefill_eflops: Cost of reading the prompt.
         decoding_eflops: Cost of generating.
         verifier_eflops: Cost of scoring.
         compute_flops: Number of floating-point operations.
         memory_bytes: Number of bytes moved.
         intensity: FLOPs per byte of this hardware.
-        factor: The price factor, by which `cost` and its three parts are multiplied but operations and bytes are not.
-        billed: In USD, the number of tokens billed.
-        prices: In USD, the prices of these tokens, from the Decision.
+        factor: The price factor: the multiplier for `cost` and its three parts, but not for operations and bytes.
+        billed: If costs are in USD, the tokens billed.
+        prices: If costs are in USD, the prices of these tokens, from the Decision.
     """
 
     cost: float
@@ -123,8 +123,8 @@ class Charge(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         key: Digest of the API key.
-        eflops: Cost of the query's search, in eFLOPs; an upper bound if the deadline cut a step.
-        usd: The same in USD, if costs are in USD.
+        eflops: Cost of the query's search, in eFLOPs; an upper bound if the deadline cut off a step.
+        usd: The same amount in USD, if costs are in USD.
     """
 
     key: str
@@ -142,37 +142,37 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         seq: The Decision's sequence number.
         action: The action that ran.
         status: How the query ended.
-        correct: 1, 0 or a grade in between; None if not known (yet).
+        correct: 1, 0 or a grade in between; None if not (yet) known.
         score: The chosen path's mean score; None without a path, or if the answer was not scored (`unscored`).
         log_cost: Natural logarithm of the cost, `price.cost`; None if nothing ran.
         price: The cost and its parts.
         objective: The objective in force at the Decision.
         reward: The scalar reward under this objective, for monitoring; None if a term is missing.
-        graded_by: Source of `correct`; empty if correctness is not known (yet), or if a model's fault left nothing to
+        graded_by: Source of `correct`; empty if correctness is not (yet) known, or if a model's fault left nothing to
             grade.
         grader: Name and version of the grader that compared the answer with the Query's reference, recorded because a
-            different grader alone shifts accuracy. Empty if feedback gave the grade.
-        rule: Where the grader read the answer and the rule that decided, such as `box/number` or `last-line/exact`;
-            docs/grading.md lists them. Empty if `grader` is, and in older records.
+            change of grader alone shifts accuracy. Empty if the grade came from feedback.
+        rule: Where the grader found the answer and which rule decided, such as `box/number` or `last-line/exact`;
+            docs/grading.md lists them. Empty if `grader` is empty, and in older records.
         latency_s: Seconds from the Query's append to the Answer's, on the broker's clock.
         fault: As in the Answer. After an `infrastructure` fault there is no score and nothing is learned. After a
             `model` fault the kind is `final` and `correct` is 0; the wrong answer is learned, and the model counts as
             tried. The cost is charged but not learned, because a failure is cheap.
         learn: As in the Query. If False, nothing is learned.
-        bounded: Whether the client's own `max_tokens` or `stop` cut the answer, or its sampling distorted it. If so,
-            correctness is never known, and only the cost is learned.
-        unscored: Whether the answer was not scored. If its correctness is known, it takes the place of the score, so
+        bounded: Whether the client's own `max_tokens` or `stop` cut the answer, or its sampling parameters distorted
+            it. If so, correctness is never known, and only the cost is learned.
+        unscored: Whether the answer was not scored. If its correctness is known, that takes the place of the score, so
             that w₁ and w₂ add up; otherwise only the cost is learned.
-        charge: The amount that counts towards the limits of the API key; only in the first reward of a query, and None
-            without an API key or if nothing ran.
+        charge: The amount that counts towards the API key's limits; set only in a query's first reward, and None if
+            there is no API key or nothing ran.
         missing: Why the cost or the grade could not be computed; empty if both were.
         closed_early: Whether the wait for feedback was cut short because too many rewards were open. Correctness is
             then unknown, but not because feedback failed to come.
-        verified: As in the Decision. Unless `all`, scores of different models are not comparable, so `correct` takes
-            the place of the score; if `correct` is not known, only the cost is learned.
-        attempt: Number of the attempt at the query that the Answer ends, 1 for the first. `seq`, `action`, `price` and
-            `log_cost` are those of this attempt; `charge` covers all attempts.
-        earlier: The earlier attempts, which failed.
+        verified: As in the Decision. Unless it is `all`, scores from different models are not comparable, so `correct`
+            takes the place of the score; if `correct` is not known, only the cost is learned.
+        attempt: Number of the attempt that the Answer ends, 1 for the first. `seq`, `action`, `price` and `log_cost`
+            are those of this attempt; `charge` covers all attempts.
+        earlier: The earlier, failed attempts.
     """
 
     reward_id: str
@@ -241,7 +241,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
     @property
     def cost(self) -> float | None:
-        """Return the cost of all attempts together; None if nothing ran or it is unknown."""
+        """Return the total cost of all attempts; None if nothing ran or the cost is unknown."""
         before = sum(each.cost for each in self.earlier)
         return before + self.price.cost if self.price is not None else before or None
 
@@ -252,7 +252,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
     @property
     def learnable(self) -> bool:
-        """Return whether score and cost are both known. Without them nothing may enter the matrix A."""
+        """Return whether the score and the cost are both known. Without them, nothing may enter the matrix A."""
         return self.score_learned is not None and self.log_cost is not None
 
     @property
@@ -271,7 +271,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
 
 def reward_id(query_id: str, kind: Kind) -> str:
-    """Return a reward's id. The reward is applied once, however many times it is delivered.
+    """Return a reward's id. A reward is applied once, however often it is delivered.
 
     >>> reward_id("q-1", "final")
     'q-1/final'

@@ -1,6 +1,6 @@
 """A search between its steps: a SearchStep requests scores, and a Verification returns them.
 
-The records carry the forest, so an executor keeps no durable state: a Verification is all that it needs to continue.
+The records carry the forest, so an executor keeps no durable state: a Verification is all it needs to continue.
 """
 
 from typing import ClassVar
@@ -19,7 +19,7 @@ from schemas.spent import Seconds, Spent
 
 
 class Served(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Name and version of an engine and of the model it ran."""
+    """Name and version of an engine, and the model it ran."""
 
     name: str
     version: str = ""
@@ -27,22 +27,22 @@ class Served(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
-    """The drafts of one step, for scoring. Key: query_id. Its value is a zstd frame.
+    """One step's drafts, to be scored. Key: query_id. The value is a zstd frame.
 
-    The first record per (query_id, attempt, step), in offset order, counts.
+    For each (query_id, attempt, step), the first record by offset wins.
 
     Attributes:
         query_id: The query's id.
-        group: The executor group to which its Verification returns.
+        group: The executor group that the Verification returns to.
         seq: The Decision's sequence number.
-        seed: Seed of the query. The seeds of its drafts are derived from it, the step and the path.
+        seed: The query's seed. Each draft's seed is derived from it, the step and the path.
         messages: The conversation, to be rendered with the model's chat template.
         forest: The search so far. Its `pending` drafts are to be scored.
         spent: Where the query's time has gone so far.
         engine: The engine that generates text.
-        sent_ms: When the record was sent, ms since the epoch on the executor's clock.
-        billed: The billed tokens so far, as counted by the upstream; None if the engine counts them itself.
-        attempt: Number of the attempt at the query to which the step belongs, 1 for the first.
+        sent_ms: When the record was sent, in ms since the epoch on the executor's clock.
+        billed: Billed tokens so far, as counted by the upstream; None if the engine counts them itself.
+        attempt: Number of the attempt that the step belongs to, 1 for the first.
         upstream: The upstream's reply, if the request was passed through whole. No verifier then scores the step.
     """
 
@@ -74,7 +74,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
 
     @property
     def step(self) -> int:
-        """Return the number of the step, 1 for the first."""
+        """Return the step number, 1 for the first."""
         return self.forest.step
 
     @property
@@ -89,7 +89,7 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         score: v(s) in [0, 1].
-        tokens: Number of tokens that the verifier read to score the draft.
+        tokens: Number of tokens the verifier read to score the draft.
         shortened: Whether the path exceeded the verifier's context and was shortened by its policy.
     """
 
@@ -99,13 +99,13 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Verification(Record, frozen=True, kw_only=True, tag="verification.v1"):
-    """A scored step. Key: query_id. Its value is a zstd frame.
+    """A scored step. Key: query_id. The value is a zstd frame.
 
-    The first record per (query_id, attempt, step), in offset order, counts.
+    For each (query_id, attempt, step), the first record by offset wins.
 
     Attributes:
         search: The whole SearchStep.
-        scores: One score for each of its pending drafts, in the same order.
+        scores: One score per pending draft, in the same order.
         verifier: The verifier that scored the drafts.
         verify_s: Seconds spent in the verifier's engine.
     """
@@ -130,5 +130,5 @@ class Verification(Record, frozen=True, kw_only=True, tag="verification.v1"):
 
     @property
     def step(self) -> int:
-        """Return the number of the step."""
+        """Return the step number."""
         return self.search.step

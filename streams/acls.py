@@ -1,11 +1,11 @@
-"""Access control lists (ACLs) of Apache Kafka for each process.
+"""Apache Kafka access control lists (ACLs) for each process.
 
 Derived from the services' specs and topic names. Each worker gets only what its service needs, so that no other
 service, and no client, can write the learner's log, its snapshots, or the rewards it learns from:
 
     worker      embedder, executor.<group>, …: reads what its service handles and follows, writes what its service sends
     client      a program that sends queries and feedback, and reads their outcomes
-    operator    every command of `python -m streams`, creating the topics included
+    operator    every command of `python -m streams`, including the creation of topics
 
 `python -m streams topics acls` prints them as commands. All of a deployment's names start with its prefix.
 """
@@ -34,7 +34,7 @@ class Grant(Struct, frozen=True, kw_only=True):
 
     Attributes:
         operations: The operations, under Kafka's names.
-        resources: Kind and name of each resource.
+        resources: The kind and name of each resource.
         prefixed: Whether the names are prefixes.
     """
 
@@ -44,7 +44,7 @@ class Grant(Struct, frozen=True, kw_only=True):
 
 
 def grants(topics: Topics, groups: Iterable[str]) -> dict[str, list[Grant]]:
-    """Return the grants of each process of a deployment: workers by name, `client` and `operator`.
+    """Return the grants for each of a deployment's processes: workers by name, `client` and `operator`.
 
     A group added later needs new grants only for its executor: services that write to all groups may write to every
     topic of that kind.
@@ -97,7 +97,7 @@ def _operator(topics: Topics) -> Iterator[Grant]:
 
 
 def _looks(topics: Topics) -> Grant:
-    """Return the grant to describe topics, because every process checks them at startup."""
+    """Return the grant to describe topics, which every process needs to check them at startup."""
     return _everything("topic", topics, "Describe", "DescribeConfigs")
 
 

@@ -1,4 +1,4 @@
-"""Control state of every process: catalogue, objectives, cost bounds and heartbeats.
+"""Every process's control state: catalogue, objectives, cost bounds and heartbeats.
 
 `control` and `heartbeat` are read to the end before a process starts, and followed from then on.
 `agents.catalogue.control_state` interprets control records; an invalid record changes nothing and is logged with its
@@ -35,7 +35,7 @@ from streams.topics import Topics
 
 log = logging.getLogger("streams.control")
 
-# Heartbeats missed before an executor counts as dead.
+# Number of missed heartbeats after which an executor is considered dead.
 _BEATS = 3
 
 _BEST = ("ready", "loading", "suspended", "failed")
@@ -48,7 +48,7 @@ def default_objective(settings: Settings) -> str:
 
 
 def catalogue_of(settings: Settings) -> Catalogue:
-    """Return the catalogue that a deployment starts with: the one in its file, with the configured verifier.
+    """Return the catalogue a deployment starts with: the one in its file, with the configured verifier.
 
     Raises:
         CatalogueError: the file cannot be used.
@@ -110,7 +110,7 @@ def mixed_in_words(catalogue: Catalogue) -> str:
 
 
 def ungraded_in_words(baseline: str) -> str:
-    """Return the warning that every query gets the baseline, because no answer has been graded yet."""
+    """Return a warning that every query gets the baseline because no answer has been graded yet."""
     return (
         f"nobody has said of any answer whether it is right, so that every query gets the baseline, {baseline}, and no "
         "other model is tried. From the first reference or feedback on, the policy decides. `control_action` among "
@@ -123,7 +123,7 @@ class Control:
 
     Args:
         settings: The deployment's settings, which name its catalogue file and default objective.
-        monotonic: Monotonic clock in seconds, for the age of heartbeats.
+        monotonic: A monotonic clock, in seconds, for measuring the age of heartbeats.
 
     Raises:
         SettingsError: a setting does not match the catalogue.
@@ -149,7 +149,7 @@ class Control:
         )
         # Offset of the last record that changed the catalogue, as recorded in Decisions.
         self.catalogue_version = -1
-        # Every model ever seen: searches with a removed model still end, and their costs must be computed.
+        # Every model ever seen: a removed model's searches still end, and their costs must be computed.
         self.models: dict[str, Model] = {m.name: m for m in self.base.models}
         self.cost_model = CostModel.of(self.base)
         self._topics = Topics(settings)
@@ -168,11 +168,11 @@ class Control:
         return self.state.catalogue
 
     def space(self, catalogue: Catalogue) -> ActionSpace:
-        """Return the actions that a catalogue offers."""
+        """Return the actions offered by a catalogue."""
         return uis_space(catalogue, self.pairs)
 
     def verifier_of(self, model: Model) -> VerifierModel | None:
-        """Return the verifier of a model, even a removed one; None if it has none."""
+        """Return a model's verifier, even if the model was removed; None if it has none."""
         name = self.catalogue.verifier if model.verifier is None else model.verifier
         return None if name == NO_VERIFIER else self.catalogue.verifier_named(name)
 
@@ -182,7 +182,7 @@ class Control:
         return self.state.objectives
 
     def grader(self, query: Query, model: str) -> Grader | None:
-        """Return the grader of a model's answer to a query: the query's own, the model's, or the catalogue's.
+        """Return the grader for a model's answer to a query: the query's own, the model's, or the catalogue's.
 
         None stands for the default grader, which also grades against references that are program tests.
         """
@@ -206,12 +206,12 @@ class Control:
         """Return the models with a live executor.
 
         The broker's clock and this machine's are never compared. A heartbeat is too old if the newest one was appended
-        too long after it, by the broker's clock, or if it was received too long ago, by this process's clock.
+        much later, by the broker's clock, or if it was received too long ago, by this process's clock.
         """
         return frozenset(model for beat in self._living() for model in beat.models)
 
     def health(self) -> dict[str, tuple[str, str]]:
-        """Return the state and the reason that live executors report for each model; if they differ, the best state."""
+        """Return each model's state and its reason, as reported by live executors; if they differ, the best state."""
         found: dict[str, tuple[str, str]] = {}
         for beat in self._living():
             for each in beat.health:

@@ -1,4 +1,4 @@
-"""Prometheus metrics. One registry per process, served on its own port by `health.py`.
+"""Prometheus metrics. Each process has one registry, served on its own port by `health.py`.
 
 Names start with `uniscale_`; tests compare the dashboard and the alert rules with them.
 """
@@ -11,7 +11,7 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 
 
 class Metrics:
-    """Every counter, gauge and histogram of the system; a process uses those of its service."""
+    """Every counter, gauge and histogram in the system; a process uses those of its service."""
 
     def __init__(self, service: str) -> None:
         self.service = service
@@ -118,7 +118,7 @@ class Metrics:
         )
 
     def _of_models(self) -> None:
-        """Add the metrics of the executors, and failures of any engine."""
+        """Add the metrics of the executors, and the failures of any engine."""
         counter, gauge = self._counter, self._gauge
         self.tokens = counter("tokens", "Tokens generated", "model")
         self.drafts = counter("drafts", "Drafts generated", "model")

@@ -5,7 +5,7 @@ class RecentIds:
     """Recent ids, stored as hashes in two sets: once the newer one is full, it replaces the older one.
 
     An insertion-ordered dictionary could drop one id at a time, but finding its oldest key scans deleted entries, and
-    it reallocates its memory every few ten thousand ids.
+    it reallocates its memory every few tens of thousands of ids.
 
     With `most` ids stored, a new one is mistaken for one of them with probability most/2⁶⁴.
 
@@ -16,7 +16,7 @@ class RecentIds:
     ['c', 'd', 'e']
 
     Args:
-        most: Maximum number of ids, about 80 bytes each; at least the latest half of that many are remembered.
+        most: Maximum number of ids, of about 80 bytes each; at least the latest half of this number are remembered.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,7 +30,7 @@ class RecentIds:
         return hashed in self._newer or hashed in self._older
 
     def add(self, query_id: str) -> None:
-        """Remember an id; when full, the older half is dropped."""
+        """Remember an id; if the structure is full, drop the older half."""
         if len(self._newer) >= max(1, self._most // 2):
             self._older, self._newer = self._newer, set()
         self._newer.add(hash(query_id))

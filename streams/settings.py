@@ -1,8 +1,8 @@
-"""All settings of the streaming processes, in one frozen struct of sections, parsed once.
+"""All settings for the streaming processes, in one frozen struct of sections, parsed once.
 
 Each setting has one name. It is set as UNISCALE_<NAME> in the environment or by that name in one configuration file,
-`uniscale.yaml`; the command line overrides the environment, the environment the file, and the file the defaults. The
-supervisor passes its settings to its processes through the environment, and they read the same file.
+`uniscale.yaml`; the command line overrides the environment, the environment overrides the file, and the file overrides
+the defaults. The supervisor passes its settings to its processes through the environment, and they read the same file.
 """
 
 import logging
@@ -29,10 +29,10 @@ from schemas.record import MAX_RECORD
 ENV_PREFIX: Final = "UNISCALE_"
 
 SECRETS: Final = ("sasl_password", "engine_key", "engine_keys", "encoder_key")
-"""Names of the settings that are never shown. UNISCALE_<NAME>_FILE names a file that contains the value."""
+"""The settings whose values are never shown. UNISCALE_<NAME>_FILE names a file that contains the value."""
 
 SECRET_OPTIONS: Final = ("control_salt",)
-"""Names of policy options that are never shown."""
+"""The policy options whose values are never shown."""
 
 
 MAX_PORT: Final = 65_535
@@ -49,14 +49,14 @@ _LINKED_PORT: Final = re.compile(rf"{ENV_PREFIX}(.*_)?PORT=(tcp|udp|sctp)://.*")
 
 
 def masked(value: Any) -> Any:
-    """Return a setting's value without the secrets among a policy's options."""
+    """Return a setting's value, hiding any secrets among a policy's options."""
     if not isinstance(value, dict):
         return value
     return {name: "***" if name in SECRET_OPTIONS and each else each for name, each in value.items()}
 
 
 def variable(name: str) -> str:
-    """Return the environment variable of a setting."""
+    """Return a setting's environment variable."""
     return ENV_PREFIX + name.upper()
 
 
@@ -75,7 +75,7 @@ class SettingsError(UniscaleError, ValueError):
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one subject. A field's encoded name is the name of its setting.
+    """Settings on one subject. A field's encoded name is its setting's name.
 
     Attributes:
         LEAST: Minimum values of fields.
@@ -103,7 +103,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             self._require(getattr(self, field) > 0, field, "must be above 0 seconds")
 
     def __repr__(self) -> str:
-        """Return the values that differ from the defaults, secrets hidden."""
+        """Return the values that differ from the defaults, with secrets hidden."""
         plain = type(self)()
         shown = [
             f"{field.name}={'***' if field.encode_name in SECRETS else repr(masked(getattr(self, field.name)))}"
@@ -113,7 +113,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _require(self, holds: bool, field: str, why: str) -> None:
-        """Refuse the value of a field unless a condition holds.
+        """Refuse a field's value unless a condition holds.
 
         Raises:
             SettingsError: the condition does not hold.
@@ -144,16 +144,17 @@ class KafkaSettings(Section, frozen=True):
     bootstrap: str = "127.0.0.1:9092"
     # Prefix of every topic and consumer group.
     prefix: str = "uniscale."
-    # Replicas of each topic that `topics create` creates; use 3 in production.
+    # Number of replicas for each topic that `topics create` creates; use 3 in production.
     replication: int = 1
-    # Partitions of `query`. A service can have as many workers as its topics have partitions. This and the next two
-    # must keep the values that the topics were created with.
+    # Number of partitions of `query`. A service can have as many workers as its topics have partitions. This and the
+    # next two must keep the values that the topics were created with.
     query_partitions: int = 2
-    # Partitions of `action-decision`, `answer`, `feedback`, `due` and the aggregator's table.
+    # Number of partitions of `action-decision`, `answer`, `feedback`, `due` and the aggregator's table.
     join_partitions: int = 2
-    # Partitions of `search-step`, `answer-chunk` and of each group's `action-decision`, `verification` and `cancel`.
+    # Number of partitions of `search-step`, `answer-chunk`, and each group's `action-decision`, `verification` and
+    # `cancel`.
     group_partitions: int = 2
-    # Maximum records of different queries that a worker handles concurrently.
+    # Maximum number of records, each from a different query, that a worker handles concurrently.
     concurrency: int = 256
     # Maximum size of a record, for producers, consumers and topics alike.
     max_record_bytes: int = MAX_RECORD
@@ -182,9 +183,9 @@ class KafkaSettings(Section, frozen=True):
 
 
 class SecuritySettings(Section, frozen=True, rename={"protocol": "security_protocol"}):
-    """TLS and SASL of every connection to the broker."""
+    """TLS and SASL for every connection to the broker."""
 
-    # Security protocol of connections to the broker.
+    # Security protocol for connections to the broker.
     protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     # How clients authenticate if the protocol is SASL_….
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "PLAIN"
@@ -194,11 +195,11 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
     sasl_password: str = ""
     # For OAUTHBEARER: a file with the current token, read again for every connection.
     sasl_token_file: str = ""
-    # PEM file of the authorities that sign the brokers' certificates; empty: the system's.
+    # PEM file with the authorities that sign the brokers' certificates; empty: the system's.
     ssl_cafile: str = ""
-    # PEM file of this process's own certificate, if brokers require one.
+    # PEM file with this process's own certificate, if brokers require one.
     ssl_certfile: str = ""
-    # PEM file of that certificate's private key; empty: the key is in the certificate's file.
+    # PEM file with that certificate's private key; empty: the key is in the certificate's file.
     ssl_keyfile: str = ""
 
     def __post_init__(self) -> None:
@@ -213,7 +214,7 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
 
 
 MIXED_WAIT_S: Final = 3600.0
-"""Default of `feedback_wait_s` if some models have a verifier and others have none."""
+"""Default for `feedback_wait_s` if some models have a verifier and others have none."""
 
 
 class QuerySettings(Section, frozen=True):
@@ -226,24 +227,26 @@ class QuerySettings(Section, frozen=True):
     MOST: ClassVar = {"timeout_s": MAX_TIMEOUT_S, "feedback_wait_s": MAX_WAIT_S, "attempts": 10}
     ABOVE_0: ClassVar = ("timeout_s",)
 
-    # Maximum queries, over all tenants, that are admitted and not yet answered; others wait in the embedder.
+    # Maximum number of queries, over all tenants, that are admitted but not yet answered; others wait in the embedder.
     max_in_flight: int = 256
-    # Timeout for queries that set none. When it has passed, a query is answered `expired`.
+    # Timeout for queries that set none. A query that exceeds its timeout is answered `expired`.
     timeout_s: float = 600.0
-    # Maximum attempts at a query: if its model fails before any text was sent, another model is chosen. 1: no retries.
+    # Maximum number of attempts at a query: if its model fails before sending any text, another model is chosen. 1: no
+    # retries.
     attempts: int = 2
-    # How long a conversation keeps its configuration after a turn. 0: each turn is decided alone.
+    # How long a conversation keeps its configuration after a turn. 0: each turn is decided separately.
     session_s: float = 300.0
     # How long a reward waits for feedback after the answer, if the query has no reference and sets no wait itself.
-    # Unset: an hour if some models have a verifier and others do not, because then no score replaces a grade; else 0.
+    # Unset: an hour if some models have a verifier and others do not, because then no score replaces a grade;
+    # otherwise 0.
     feedback_wait_s: float | None = None
-    # Maximum rewards that may wait for feedback. Beyond this, the oldest reward of the account with the most open ones
-    # is closed ungraded. Each partition of the join gets an equal share.
+    # Maximum number of rewards that may wait for feedback. Beyond this, the oldest reward of the account with the most
+    # open ones is closed ungraded. Each partition of the join gets an equal share.
     max_open_rewards: int = 100_000
     # The same limit for each account (a tenant, or an API key without one).
     max_open_rewards_per_account: int = 100_000
     # Objective for queries that name none. Empty: `careful` with the policy `contextual`, which supports accuracy
-    # targets, else `cost-sensitive`.
+    # targets; otherwise `cost-sensitive`.
     objective: str = ""
     # Objectives besides the built-in ones, by name, each with one of `weights`, `mean_cost` and `accuracy`. They are
     # only the initial state: records on `control` override them.
@@ -279,13 +282,13 @@ class ExecutorSettings(Section, frozen=True):
     MOST: ClassVar = {"heartbeat_s": 86_400, "heartbeat_grace_s": 86_400}
     ABOVE_0: ClassVar = ("heartbeat_s", "probe_timeout_s")
 
-    # Ratio of the depth limit to the depth of the best completed path: H_max = ceil(eta · D_best).
+    # Ratio of the depth limit to the best completed path's depth: H_max = ceil(eta · D_best).
     eta: float = 1.2
-    # Whether paths that cannot win, or that reach H_max, are stopped.
+    # Whether to stop paths that cannot win or that reach H_max.
     early_exit: bool = True
     # Whether a path cut at the depth limit counts as completed, as in the paper (docs/readings.md, "Search").
     cut_completes: bool = False
-    # Time between two heartbeats of an executor; after three missed ones its models are not chosen.
+    # Time between an executor's heartbeats; after three missed ones its models are not chosen.
     heartbeat_s: float = 2.0
     # How long a decider that has just started waits for executors before it excludes models.
     heartbeat_grace_s: float = 15.0
@@ -295,7 +298,7 @@ class ExecutorSettings(Section, frozen=True):
     probe_question: str = "How much is 2 plus 3?"
     # How long a probe waits for the first step of its answer.
     probe_timeout_s: float = 60.0
-    # Maximum probes of one model by one executor per minute.
+    # Maximum number of probes per minute that one executor sends to one model.
     probes_per_minute: int = 6
 
     def __post_init__(self) -> None:
@@ -318,10 +321,10 @@ class ServingSettings(
 
     LEAST: ClassVar = {"attempts": 1, "threads": 0}
 
-    # Maximum attempts at one request to a model; when the last one fails, the step fails, and so does the attempt at
-    # its query.
+    # Maximum number of attempts at one request to a model; if the last one fails, the step fails, and so does the
+    # attempt at its query.
     attempts: int = 3
-    # Threads for an engine in this process; 0: one for each core.
+    # Number of threads for an engine in this process; 0: one per core.
     threads: int = 0
     # API key for the endpoints in the catalogue file. Secret.
     key: str = ""
@@ -333,7 +336,7 @@ class ServingSettings(
     offline: bool = True
     # System message for conversations without one, such as an instruction to reason step by step; empty: none.
     instruction: str = ""
-    # Name of the catalogue's verifier to use, or `none`; empty: the verifier that the catalogue names.
+    # Which of the catalogue's verifiers to use, or `none`; empty: the verifier that the catalogue names.
     verifier: str = ""
     # System message for a step-tag verifier; empty: none.
     verifier_system: str = ""
@@ -352,13 +355,13 @@ class EncoderSettings(
         "key": "encoder_key",
     },
 ):
-    """The encoder of queries and actions."""
+    """The encoder for queries and actions."""
 
     # The kind of encoder: MiniLM in this process, an OpenAI-compatible server, or hashed words for tests.
     kind: Literal["minilm", "http", "hashed"] = "minilm"
     # URL of the encoder's server, up to and including /v1.
     url: str = ""
-    # Name of the model on that server.
+    # The model's name on that server.
     model: str = ""
     # Dimension of the vectors that the server returns.
     dimension: int = 0
@@ -388,26 +391,26 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
     # Options of the policy; docs/policies.md lists them.
     options: dict[str, Any] = {}
     # Configurations on offer for each model, as QP/CP, such as 1/1,4/1,4/16. Empty: the catalogue's, or else all;
-    # `all`: all 28 of Table 1. A pin of any other configuration is refused. Deciders and gateways must have the same
-    # value. A new value applies after a restart, and everything learned so far is kept.
+    # `all`: all 28 of Table 1. A query pinned to any other configuration is refused. Deciders and gateways must have
+    # the same value. A new value applies after a restart, and everything learned so far is kept.
     parallelism: tuple[str, ...] = ()
-    # A file made by `python -m streams prior`, from which the learner starts. It is read only while the learner's
-    # log is empty; afterwards the log contains it. Empty: the prior that the catalogue names, if it matches the policy,
-    # the encoder and the models; `none`: no prior.
+    # A file made by `python -m streams prior` for the learner to start from. It is read only while the learner's log is
+    # empty; afterwards the log contains it. Empty: the prior that the catalogue names, if it matches the policy, the
+    # encoder and the models; `none`: no prior.
     prior: str = ""
-    # Rounds of uniform choice before the policy decides; with a prior, there are none. Empty: none with the policy
-    # `contextual`, which explores by its own uncertainty, else the paper's 50.
+    # Number of rounds of uniform choice before the policy decides; with a prior, there are none. Empty: none with
+    # the policy `contextual`, which explores by its own uncertainty; otherwise the paper's 50.
     warm_up: int | None = None
-    # Keys of a query's metadata from which the policy learns, each with its values, such as {route: [chat, code]}; at
-    # most 64 values in total. docs/categories.md explains which keys help.
+    # Metadata keys of queries that the policy learns from, each with its values, such as {route: [chat, code]}; at most
+    # 64 values in total. docs/categories.md explains which keys help.
     context_keys: dict[str, Any] = {}
-    # Seed of all random draws: exploration, and each query's own seed.
+    # Seed for all random draws: exploration, and each query's own seed.
     seed: int = 3
-    # Decisions and updates between two snapshots of the learner. Ended rows stay in its memory and log until two
-    # snapshots contain them. 0 writes no snapshots and keeps every row.
+    # Number of decisions and updates between two snapshots of the learner. Ended rows stay in its memory and log until
+    # two snapshots contain them. 0: no snapshots are written, and every row is kept.
     snapshot_every: int = 10_000
-    # Maximum ids of ended queries, 16 bytes each, that are recognised as duplicates while their Query or Context is
-    # still on the broker.
+    # Maximum number of ended queries' ids, of 16 bytes each, that are recognised as duplicates while their Query or
+    # Context is still on the broker.
     remembered_ids: int = 10_000_000
 
     def __post_init__(self) -> None:
@@ -426,7 +429,7 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
             raise SettingsError(why, field) from None
 
     def keys(self) -> ContextKeys:
-        """Return the metadata keys from which the policy learns.
+        """Return the metadata keys that the policy learns from.
 
         Raises:
             SettingsError: a key is invalid; the message names the key and the fix.
@@ -443,17 +446,18 @@ class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{fiel
     LEAST: ClassVar = {"port": 0, "recent": 1, "streams": 0, "reads": 1}
     MOST: ClassVar = {"port": MAX_PORT}
 
-    # Address on which the gateway listens. If other machines can reach it, an API key is required (`keys add`).
+    # Address the gateway listens on. If other machines can reach it, an API key is required (`keys add`).
     host: str = "127.0.0.1"
-    # Port on which the gateway listens; 0: any free port.
+    # Port the gateway listens on; 0: any free port.
     port: int = 8080
     # Host names, besides 127.0.0.1, localhost and [::1], that requests may be addressed to.
     hosts: tuple[str, ...] = ()
     # How many recent queries can be looked up by id.
     recent: int = 20_000
-    # Maximum streams that an API key may have open at once.
+    # Maximum number of streams an API key may have open at once.
     streams: int = 256
-    # Maximum GET requests per minute for each API key, and maximum feedback requests for a key without `--per-minute`.
+    # Maximum number of GET requests per minute for each API key, and of feedback requests for a key without
+    # `--per-minute`.
     reads: int = 600
     # Metadata keys by which the page groups choices.
     group_by: tuple[str, ...] = ("family", "level")
@@ -471,9 +475,9 @@ class PreviewSettings(
     LEAST: ClassVar = {"port": 0}
     MOST: ClassVar = {"port": MAX_PORT}
 
-    # Address on which a decider answers previews. Keep it inside your network: the decider requires no key.
+    # Address a decider answers previews on. Keep it inside your network: the decider requires no key.
     host: str = "127.0.0.1"
-    # Port on which a decider answers previews; 0 serves none.
+    # Port a decider answers previews on; 0 serves none.
     port: int = 0
     # URLs of the deciders that a gateway asks for previews, in order; empty: the decider's port on this machine.
     urls: tuple[str, ...] = ()
@@ -499,7 +503,7 @@ S = TypeVar("S", bound=Section)
 
 
 class Settings(Section, frozen=True):
-    """Settings of a process. Times in seconds, sizes in bytes.
+    """A process's settings. Times are in seconds, sizes in bytes.
 
     >>> settings = Settings(kafka=KafkaSettings(prefix="trial."))
     >>> settings.replace(policy_options='{"alpha": 0.5}')
@@ -515,12 +519,12 @@ class Settings(Section, frozen=True):
     catalogue: str = "infra/catalogue/mini.yaml"
     # Directory for crash counts, locks of instance names, cached action vectors and logs; keep it across restarts.
     state_dir: str = "out/state"
-    # Address on which metrics and health probes are served. They need no key: anyone who can reach the address can read
+    # Address that metrics and health probes are served on. They need no key: anyone who can reach the address can read
     # them.
     metrics_host: str = "127.0.0.1"
     # Port for a service's metrics and health probes; 0 serves neither. `up` gives each further service the next port.
     metrics_port: int = 0
-    # Lowest level of messages that the process log shows.
+    # Lowest level of messages to show in the process log.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
     kafka: KafkaSettings = KafkaSettings()
     security: SecuritySettings = SecuritySettings()
@@ -593,7 +597,7 @@ class Settings(Section, frozen=True):
     def environ(self, around: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return `around` with its settings replaced, so that `from_env` reproduces these settings from it.
 
-        Values from the configuration file are left out: a child process reads the file, too.
+        Values from the configuration file are left out, because a child process reads the file too.
         """
         plain = Settings().variables(secrets=True)
         plain |= {variable(name): _text(value) for name, value in _read_config(self.config).items()}
@@ -607,7 +611,7 @@ class Settings(Section, frozen=True):
 
 
 def service_links(environ: Mapping[str, str]) -> set[str]:
-    """Return the variables that hold the address of a Kubernetes Service rather than a setting.
+    """Return the variables that contain a Kubernetes Service's address rather than a setting.
 
     >>> service_links({"UNISCALE_GATEWAY_PORT": "tcp://10.0.0.7:8080", "UNISCALE_METRICS_PORT": "9100"})
     {'UNISCALE_GATEWAY_PORT'}
@@ -620,7 +624,7 @@ def service_links(environ: Mapping[str, str]) -> set[str]:
 
 
 def origins(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, str]:
-    """Return where the value of each setting comes from, by variable, given the arguments of `from_env`."""
+    """Return where each setting's value comes from, by variable, given the arguments of `from_env`."""
     found = {variable(field.encode_name): "default" for _, field in _fields()}
     for where, layer in _layers(environ, flags).items():
         found |= {variable(name): where for name in layer}
@@ -649,7 +653,7 @@ def _layers(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, d
 
 
 def _secret(name: str, file: str) -> str:
-    """Return the contents of a file without the final newline; an empty file holds no secret.
+    """Return a file's contents without the final newline; an empty file contains no secret.
 
     Raises:
         SettingsError: the file cannot be read.
@@ -694,7 +698,7 @@ def _fields() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
 
 
 def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """Parse JSON, a comma-separated list, or an empty text as None; return any other value unchanged."""
+    """Parse JSON or a comma-separated list, turn an empty string into None, and return any other value unchanged."""
     if not isinstance(value, str):
         return value
     if not value and NoneType in get_args(field.type):
@@ -734,7 +738,7 @@ def _converted(values: Mapping[str, Any], kind: type[S]) -> S:
 
 
 def _wanted(expected: Any, given: Any) -> str:
-    """Return a description of the values that a setting of this type accepts."""
+    """Describe the values that a setting of this type accepts."""
     if get_origin(expected) is tuple:
         return "a list of texts, or one text with commas"
     if get_origin(expected) is dict:

@@ -6,7 +6,7 @@
     assert decode(sent["feedback"][0].value, Feedback).correct
 
 `run_service` runs one service alone. `Cluster`, inside `run`, runs any set of services on one broker, and stops, kills
-and restarts their workers. Hours of waiting take no time, and a test gives the same result each time.
+and restarts their workers. Hours of waiting take no time, and a test produces the same result every time.
 docs/extending.md has a complete example.
 """
 
@@ -27,12 +27,12 @@ __all__ = ["run_service", "run", "Cluster", "MemoryBroker", "MemoryRuntime", "Se
 def run_service(
     spec: ServiceSpec, records: Sequence[Any], settings: Settings | None = None
 ) -> dict[str, list[ConsumerRecord]]:
-    """Run one service on records until it has handled them; return what it sent, by topic without the prefix.
+    """Run one service on records until it has handled them; return the records it sent, by unprefixed topic.
 
     Args:
         spec: The service.
         records: Records about queries, in order; each is appended to the service's input of its kind.
-        settings: Settings of the deployment; the defaults if None.
+        settings: The deployment's settings; the defaults if None.
 
     Raises:
         TypeError: The service has no input of a record's kind.

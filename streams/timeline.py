@@ -1,7 +1,7 @@
-"""The timeline of a query: every known record about it, with append times.
+"""A query's timeline: every known record about it, with append times.
 
-A client builds timelines from the topics (`streams.client.events`), the gateway from its index. The audit builds its
-own, in `streams/audit/timeline.sql`, because it shares no code with the services that it checks.
+A client builds timelines from the topics (`streams.client.events`), and the gateway from its index. The audit builds
+its own, in `streams/audit/timeline.sql`, because it shares no code with the services that it checks.
 """
 
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from schemas.search import SearchStep, Verification
 
 @dataclass(slots=True)
 class Timeline:
-    """Everything on record about one query. Lists are in offset order; the first record of each identity counts.
+    """Everything on record about one query. Lists are in offset order; of repeated records, only the first is used.
 
     Attributes:
         query: The Query that was decided; before there is a Decision, the first Query on record.
         at_ms: Append times in ms since the epoch, by stage: query, context, decision, step/1, verification/1, …,
-            answer, feedback, reward/<kind>. Stages of a further attempt include its number, as in `decision (2)`.
+            answer, feedback, reward/<kind>. The stages of further attempts include the number, as in `decision (2)`.
     """
 
     query_id: str
@@ -86,19 +86,19 @@ class Timeline:
 
     @property
     def decision(self) -> Decision | None:
-        """The Decision of the Answer's attempt, or else of the last attempt; if it was repeated, the first counts."""
+        """The first Decision for the Answer's attempt or, without an Answer, for the last attempt."""
         answer = self.answer
         ended = (d for d in self.decisions if answer is not None and d.seq == answer.seq)
         return next(ended, max(self.decisions, key=lambda d: d.attempt, default=None))
 
     @property
     def answer(self) -> Answer | None:
-        """The Answer that counts: the first."""
+        """The first Answer, which is the one that counts."""
         return self.answers[0] if self.answers else None
 
     @property
     def reward(self) -> Reward | None:
-        """The most complete Reward: the last."""
+        """The last Reward, which is the most complete one."""
         return self.rewards[-1] if self.rewards else None
 
     @property
@@ -113,13 +113,13 @@ class Timeline:
 
     @property
     def eflops(self) -> float | None:
-        """Cost of the query from its closing Reward; None before that, and if nothing ran."""
+        """The query's cost according to its closing Reward; None before that, or if nothing ran."""
         closing = self.closing
         return None if closing is None else closing.cost
 
     @property
     def total_s(self) -> float | None:
-        """The seconds from the Query's append to the Answer's; None unless both are known."""
+        """Seconds between appending the Query and appending the Answer; None unless both are known."""
         asked_ms, answered_ms = self.at_ms.get("query"), self.at_ms.get("answer")
         return None if asked_ms is None or answered_ms is None else (answered_ms - asked_ms) / 1000
 

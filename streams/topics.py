@@ -1,7 +1,7 @@
 """All topics, each with its record, key, partitions, retention, compaction and maximum record size.
 
 `action-decision.<group>` and `verification.<group>` have equal partition counts, as do the four topics that the
-aggregator joins, so that all records of a query are in the same partition. The two changelogs are declared here too,
+aggregator joins, so that all of a query's records are in the same partition. The two changelogs are also declared here,
 because faust would create them with the broker's defaults.
 """
 
@@ -14,7 +14,7 @@ from streams.settings import Settings
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
-# One partition and one key: θ is shared by all queries, so learning needs a single order.
+# A single partition and key: θ is shared by all queries, so learning needs a single order.
 SHARD = b"0"
 
 
@@ -45,10 +45,10 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
             "cleanup.policy": "compact" if self.compacted else "delete",
             "retention.ms": str(self.retention_ms),
             "max.message.bytes": str(self.max_bytes),
-            # Deadlines count from the broker's clock, never from a client's.
+            # Deadlines are measured by the broker's clock, never by a client's.
             "message.timestamp.type": "LogAppendTime",
-            # With several replicas, an acknowledged record is on more than one broker, and only those can become
-            # leader. With three replicas, one broker may be down.
+            # With several replicas, an acknowledged record is on more than one broker, and only those brokers can
+            # become leader. With three replicas, one broker may be down.
             "min.insync.replicas": str(max(1, self.replication - 1)),
             "unclean.leader.election.enable": "false",
         }
@@ -84,27 +84,27 @@ class Topics:
         self.dead_letter = prefix + "dead-letter"
 
     def decision_for(self, group: str) -> str:
-        """Return the topic from which the executors of `group` read decisions."""
+        """Return the topic that the executors of `group` read decisions from."""
         return f"{self.decision}.{group}"
 
     def verification_for(self, group: str) -> str:
-        """Return the topic on which scored steps return to the executors of `group`."""
+        """Return the topic that returns scored steps to the executors of `group`."""
         return f"{self.prefix}verification.{group}"
 
     def cancel_for(self, group: str) -> str:
-        """Return the topic on which the executors of `group` receive Cancels."""
+        """Return the topic that the executors of `group` read Cancels from."""
         return f"{self.prefix}cancel.{group}"
 
     def app_id(self, service: str, group: str = "") -> str:
-        """Return the consumer group of a service."""
+        """Return a service's consumer group."""
         return f"{self.prefix}{service}" + (f".{group}" if group else "")
 
     def changelog(self, service: str, table: str) -> str:
-        """Return the name faust gives to the changelog of a service's table."""
+        """Return the changelog name that faust derives for a service's table."""
         return f"{self.app_id(service)}-{table}-changelog"
 
     def declared(self, groups: Iterable[str]) -> list[Topic]:
-        """Return every topic of a deployment with these executor groups."""
+        """Return every topic in a deployment with these executor groups."""
         kafka = self.settings.kafka
         queries, join, group_n = "query_partitions", "join_partitions", "group_partitions"
 

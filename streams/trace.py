@@ -1,7 +1,7 @@
-"""The trace of a query, derived from its records: its spans, with their start and end times and their attributes.
+"""A query's trace, derived from its records: its spans, with their start and end times and their attributes.
 
-Nothing is measured for a trace, because the records contain append times and `Spent` anyway. So a trace costs the
-services nothing, covers every process that took part, and has the same ids no matter which process derives it.
+Nothing is measured for a trace, because the records contain append times and `Spent` anyway. A trace therefore costs
+the services nothing, covers every process that took part, and has the same ids no matter which process derives it.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from schemas.spent import Spent
 Value: TypeAlias = str | int | float
 
 TRACEPARENT: Final = "traceparent"
-"""Key of the W3C trace context of a Query, in its metadata or in the gateway's own data within the metadata."""
+"""Key of a Query's W3C trace context, in its metadata or in the gateway's own data within the metadata."""
 
 # No `gen_ai` name is stable yet, so each of them is written only here.
 OPERATION: Final = "gen_ai.operation.name"
@@ -39,7 +39,7 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a search: when its drafts were sent to be scored, and how the query's time had been spent by then."""
+    """A search step: when its drafts were sent to be scored, and how the query's time had been spent by then."""
 
     attempt: int
     number: int
@@ -92,7 +92,7 @@ class QueryTrace:
         return hashlib.sha256(f"span {key} {self.query_id}".encode()).hexdigest()[:16]
 
     def spans(self, *, contents: bool = False) -> Iterator[SpanData]:
-        """Yield the spans of an answered query up to its Answer, a parent before its children.
+        """Yield an answered query's spans up to its Answer, each parent before its children.
 
         Args:
             contents: Whether to include the question and the answer.
@@ -186,7 +186,7 @@ class QueryTrace:
 
 
 def parsed(traceparent: object) -> tuple[str, str, str] | None:
-    """Return the trace id, parent id and flags of a `traceparent`, in hex; None if it is not a valid one."""
+    """Return a `traceparent`'s trace id, parent id and flags, in hex; None if it is not valid."""
     found = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
     if found is None or not int(found[1], 16) or not int(found[2], 16):
         return None
@@ -217,7 +217,7 @@ def _search(decision: Decision, ended: Answer) -> dict[str, Value | None]:
 
 
 def step_of(plain: Mapping[str, Any], at_ms: int) -> Step:
-    """Return the step of a SearchStep given as plain JSON, because decoding whole forests takes ten times as long.
+    """Return the step in a SearchStep given as plain JSON; decoding whole forests would take ten times as long.
 
     Raises:
         KeyError, TypeError, ValueError: the JSON is not a SearchStep.

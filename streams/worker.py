@@ -1,4 +1,4 @@
-"""Runs one service as one process: prepares it, then hands the event loop to faust. Only this module ends a worker.
+"""Runs one service as one process: prepares it, then hands the event loop over to faust. Only this module ends workers.
 
 Order matters. Topics are checked before anything is read, `control` is read to its end before the first record is
 handled, and engines are loaded before joining the consumer group, so that no query waits in a process that cannot serve
@@ -35,7 +35,7 @@ log = logging.getLogger("streams.worker")
 CRASH_EXIT = 70
 
 _NEW_OBJECTS: Final = 20_000
-"""Number of new container objects that triggers a garbage collection; Python's default is 700."""
+"""Number of new container objects that trigger a garbage collection; Python's default is 700."""
 
 
 def run_service(
@@ -44,7 +44,7 @@ def run_service(
     """Run one service until it is stopped.
 
     Args:
-        settings: The settings of the process.
+        settings: The process's settings.
         service: One of `streams.services.SERVICES`.
         group: The executor group, for an executor.
         instance: Stable name of this worker among those of its service.
@@ -139,8 +139,8 @@ async def _prepare(runtime: KafkaRuntime, name: InstanceName) -> None:
 def exit_crashed(reason: str, error: BaseException | None, in_flight: InFlightFile) -> NoReturn:
     """End this process and log why.
 
-    Logging may fail too, for example when out of memory. The process exits all the same, because otherwise it would
-    keep its partitions without handling anything.
+    Logging may fail too, for example when out of memory. The process exits anyway, because otherwise it would keep its
+    partitions without handling anything.
     """
     try:
         # The failure has been counted, or no record is at fault: do not blame the records in flight.
@@ -159,7 +159,7 @@ def _exit(code: int) -> NoReturn:
 
 
 async def _end_with(parent: int, end: Any) -> None:
-    """End this process when the supervisor is gone for any reason: an orphan would keep its partitions."""
+    """End this process once the supervisor is gone for any reason: an orphan would keep its partitions."""
     while os.getppid() == parent:  # noqa: ASYNC110 - the kernel sends no notification
         await asyncio.sleep(1.0)
     end(f"the supervisor (process {parent}) is gone", None)

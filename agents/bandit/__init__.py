@@ -1,13 +1,13 @@
-"""The policies. They learn from rewards which configuration suits a query, and all implement one protocol.
+"""The policies. They learn from rewards which configuration suits a query, and all implement the same protocol.
 
-policy       the protocol, and the types of its arguments and results
+policy       the protocol, and its argument and result types
 registry     the policies, keyed by name, with their options; `build_policy` is the only factory
 learner      code shared by all policies, including `choose`
 exploration  randomisation with logged probabilities, for any policy: warm-up, floor, and control group
 features     the joint vector x
 linucb       UniScale's LinUCB, Greedy, Thompson sampling, and LinUCB with forgetting; their matrices are in `posterior`
 contextual   a hierarchical linear model that ranks the actions for each query. `contextual_features` computes x,
-             `history` and `variances` estimate its parameters from outcomes, `drift` notices models that change,
+             `history` and `variances` estimate its parameters from outcomes, `drift` detects models that change,
              `pacing` meets targets, and `prior` initialises it from a table of outcomes
 baselines    Random, k-NN, MLP and NeuralUCB; `network` is the only file that loads torch
 """

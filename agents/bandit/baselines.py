@@ -34,7 +34,7 @@ class Uniform(Learner):
     name = "random"
 
     def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
-        """Give every allowed action the same score and probability. All policies draw the same one from a seed."""
+        """Assign every allowed action the same score and probability. For a given seed, all policies draw alike."""
         rows = self.features.choosable(context.query_id, context.allowed)
         ids, zero = [self.features.ids[j] for j in rows], np.zeros(len(rows))
         return uniform(Prediction(context.query_id, ids, zero, zero, zero, 0, None), seed)
@@ -56,16 +56,16 @@ def _random(options: Options, on: Inputs) -> Policy:
 
 # k-NN router (App. B.3, Eq. 8): the mean reward of the k most similar past (query, action) pairs.
 #
-# Similarity is the cosine of the joint vectors. Ties are frequent, because pairs repeat and rows are few. They are
-# broken by a seeded random draw, never by the lowest index, both among equally near rows and among equally good
-# actions. If neighbours are drawn, the propensity has no simple closed form and is logged as unknown.
+# Similarity is the cosine of the joint vectors. Ties are frequent, because pairs repeat and there are few rows. They
+# are broken by a seeded random draw, never by the lowest index, both among equally near rows and among equally good
+# actions. If neighbours are drawn at random, the propensity has no simple closed form and is logged as unknown.
 
 EQUAL_DIGITS: Final = 12
-"""Number of decimal places at which cosines are compared, coarser than the rounding error of 2,048 products."""
+"""Number of decimal places for comparing cosines, coarser than the rounding error of 2,048 products."""
 
 
 class KNN(Learner):
-    """k-NN router: chooses the action with the highest mean reward over its nearest neighbours in the joint space."""
+    """k-NN router: chooses the action with the highest mean reward among its nearest neighbours in the joint space."""
 
     name = "knn"
     traits = Traits(order_free=False)  # the draw between tied rows depends on their order
@@ -93,11 +93,11 @@ class KNN(Learner):
         self.history.restore(meta["rows"], arrays)
 
     def identity(self) -> dict[str, Any]:
-        """Return k and the features' settings."""
+        """Return k and the feature settings."""
         return {"k": self.k, **super().identity()}
 
     def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
-        """Predict the reward of every allowed action as the mean over its nearest neighbours."""
+        """Predict each allowed action's reward as the mean over its nearest neighbours."""
         rows = self.features.choosable(context.query_id, context.allowed)
         mean, ambiguous = self._means(query, rows, context, seed)
         ids = [self.features.ids[j] for j in rows]
@@ -125,7 +125,7 @@ class KNN(Learner):
 
 
 class KNNOptions(Options, frozen=True, kw_only=True):
-    """Options of k-NN.
+    """Options for k-NN.
 
     Attributes:
         k: Number of neighbours.
@@ -144,16 +144,16 @@ def _knn(options: KNNOptions, on: Inputs) -> Policy:
     return KNN(on.features(options), options.k)
 
 
-# MLP router (App. B.3): greedy in a two-layer network retrained on the whole history after each observation.
+# MLP router (App. B.3): greedy on a two-layer network that is retrained on the whole history after each observation.
 #
 # Training continues from the previous weights and Adam moments, with 1,000 full-batch iterations per observation. A run
 # of 210 rounds takes two minutes on one core. Fewer `iterations` would be faster, but no longer the paper's method.
-# torch is imported only when a network is created, so processes with a linear policy do not need it.
+# torch is imported only when a network is created, so processes running a linear policy do not need it.
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """Hyperparameters of App. B.3. `seed` determines the initial weights. The paper's method has 1,000 iterations."""
+    """Hyperparameters from App. B.3. `seed` determines the initial weights. The paper uses 1,000 iterations."""
 
     hidden: int = 100
     learning_rate: float = 1e-3
@@ -162,7 +162,7 @@ class NetworkSettings:
 
 
 class MLP(Learner):
-    """Policy that predicts the scalar reward from x = [s_q; s_a] with a network and chooses the best action."""
+    """Policy that uses a network to predict the scalar reward from x = [s_q; s_a], and chooses the best action."""
 
     traits = Traits(order_free=False)  # it retrains on the growing history after each observation
 
@@ -181,7 +181,7 @@ class MLP(Learner):
         self.history = ReplayBuffer(f.query_dim)
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Append the observations one by one, training on the whole history after each."""
+        """Append the observations one at a time, training on the whole history after each."""
         for observation in observations:
             self.history.append(self.features, [observation])
             x = self.inputs(self.history.queries, self.history.places)
@@ -204,9 +204,9 @@ class MLP(Learner):
         self.regain(arrays)
 
     def inputs(self, queries: Matrix, places: np.ndarray) -> Matrix:
-        """Return x = [s_q; s_a] in the original axes of the embeddings, shape (m, query_dim + action_dim).
+        """Return x = [s_q; s_a] in the embeddings' original axes, shape (m, query_dim + action_dim).
 
-        Adam is not invariant under rotation, so using the shorter basis of the linear policies would change the method.
+        Adam is not invariant under rotation, so using the linear policies' shorter basis would change the method.
         """
         vectors = self.features.vectors[places]
         width = self.features.settings.action_dim
@@ -225,14 +225,14 @@ class MLP(Learner):
         return {}
 
     def regain(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore the arrays of `extra`. The MLP router has none."""
+        """Restore the arrays returned by `extra`. The MLP router has none."""
 
     def widths(self, x: Matrix) -> Vector:
         """Return the exploration bonus of each row, which is zero for the MLP router."""
         return np.zeros(len(x))
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings of the network and the features."""
+        """Return the network and feature settings."""
         return {"network": asdict(self.settings), **super().identity()}
 
     def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
@@ -244,7 +244,7 @@ class MLP(Learner):
 
 
 class NetworkOptions(Options, frozen=True, kw_only=True):
-    """Options of the networks.
+    """Options for the network policies.
 
     Attributes:
         hidden, learning_rate, iterations, network_seed: See NetworkSettings.
@@ -274,11 +274,11 @@ def _mlp(options: NetworkOptions, on: Inputs) -> Policy:
 # NeuralUCB (App. B.3): the MLP's prediction plus α√(gᵀZ⁻¹g), where g is the gradient over all parameters.
 #
 # Z = λI + Σ g gᵀ has 205,001 rows at d = 2,048, which is 336 GB. Its dual is exact and small: with K the n×n Gram
-# matrix of past gradients and k their products with g, gᵀZ⁻¹g = (gᵀg - kᵀ(λI + K)⁻¹k)/λ. Gradients of a two-layer
-# network have closed-form inner products (`network.factors`), so no gradient is ever stored. As in Alg. 1 of NeuralUCB,
+# matrix of past gradients and k their products with g, gᵀZ⁻¹g = (gᵀg - kᵀ(λI + K)⁻¹k)/λ. The gradients of a two-layer
+# network have closed-form inner products (`network.factors`), so no gradient is ever stored. As in NeuralUCB's Alg. 1,
 # a row's gradient is taken before the network is trained on that row.
 #
-# UniScale's paper has no factor 1/m. `per_width` uses g/√m as the original NeuralUCB does; its results are reported
+# UniScale's paper has no factor of 1/m. `per_width` uses g/√m, as the original NeuralUCB does; its results are reported
 # separately.
 
 
@@ -287,10 +287,10 @@ class NeuralUCB(MLP):
 
     Args:
         features: The feature map.
-        settings: Settings of the network.
-        alpha: Factor of the bonus.
-        ridge: λ of Z.
-        per_width: Divide gradients by √hidden.
+        settings: The network settings.
+        alpha: Factor applied to the bonus.
+        ridge: λ in Z.
+        per_width: Whether to divide gradients by √hidden.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ class NeuralUCB(MLP):
         return np.asarray(self.alpha * np.sqrt(np.maximum(own / self.ridge, 0.0)))
 
     def entered(self, x: Matrix) -> None:
-        """Append the gradient of one row to Z."""
+        """Add one row's gradient to Z."""
         u, z = self.network.factors(x)
         own = float(self._scale(np.sum(u**2) * (np.sum(x**2) + 1.0) + np.sum(z**2) + 1.0))
         n = len(self._x)
@@ -335,21 +335,21 @@ class NeuralUCB(MLP):
         self._x, self._u, self._z = (np.concatenate(p) for p in ((self._x, x), (self._u, u), (self._z, z)))
 
     def extra(self) -> dict[str, np.ndarray]:
-        """Return the factors of past gradients and the Cholesky factor of λI + K."""
+        """Return the past gradients' factors and the Cholesky factor of λI + K."""
         return {"grad.x": self._x, "grad.u": self._u, "grad.z": self._z, "grad.low": self._low}
 
     def regain(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore the arrays of `extra`."""
+        """Restore the arrays returned by `extra`."""
         self._x, self._u, self._z = arrays["grad.x"], arrays["grad.u"], arrays["grad.z"]
         self._low = arrays["grad.low"]
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings of the network, the features and the bonus."""
+        """Return the network, feature and bonus settings."""
         bonus = {"alpha": self.alpha, "ridge": self.ridge, "per_width": self.per_width}
         return {**super().identity(), "bonus": bonus}
 
     def _products(self, x: Matrix, u: Matrix, z: Matrix) -> Matrix:
-        """Return the inner products of past gradients with the rows' gradients, shape (past, rows)."""
+        """Return the inner products of the past gradients with the rows' gradients, shape (past, rows)."""
         return np.asarray(self._scale((self._u @ u.T) * (self._x @ x.T + 1.0) + self._z @ z.T + 1.0))
 
     def _scale(self, products: Any) -> Any:
@@ -357,11 +357,11 @@ class NeuralUCB(MLP):
 
 
 class NeuralUCBOptions(NetworkOptions, frozen=True, kw_only=True):
-    """Options of NeuralUCB.
+    """Options for NeuralUCB.
 
     Attributes:
-        alpha, ridge: Factor of the bonus, and λ of Z.
-        per_width: Whether gradients are divided by √hidden, which the paper does not do.
+        alpha, ridge: Factor applied to the bonus, and λ in Z.
+        per_width: Whether to divide gradients by √hidden, which the paper does not do.
     """
 
     alpha: float = 1.0

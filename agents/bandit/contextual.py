@@ -49,9 +49,9 @@ from schemas.objective import CostUnit
 from schemas.prices import MILLION, Prices, Rate
 
 CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
-"""Columns of the predicted terms: those of the reward (`policy.TERMS`), followed by the cost itself."""
+"""Columns of the predicted terms: the reward's (`policy.TERMS`), followed by the cost itself."""
 
-# One regression: coefficients with the prior N(μ, τ²) of their block, observed through outcomes with noise variance σ².
+# One regression: coefficients with their block's prior N(μ, τ²), observed through outcomes with noise variance σ².
 #
 # In units of the noise, A = diag(σ²/τ²) + Σ x xᵀ and θ - μ = A⁻¹ Σ x·(y - xᵀμ). The variance of xᵀθ is σ² xᵀA⁻¹x.
 
@@ -61,20 +61,20 @@ STORED: Final = ("variances", "noise", "outcomes")
 
 
 class Regression:
-    """Bayesian linear regression of several targets that share A.
+    """Bayesian linear regression with several targets that share A.
 
     Args:
         features: The features, which compute x. Their columns change with the actions and the categories; call
             `arrange` after each change.
-        term: Selects the default means and variances: those for accuracy (0) or for cost (1). Variances are estimated
-            for the first target.
+        term: Selects the default means and variances: accuracy (0) or cost (1). Variances are estimated for the first
+            target.
         centre: Prior mean of the targets, shape (T,).
         noise: Prior variance of the first target around its prediction.
 
     Attributes:
         variances: τ² of each block.
         noise: σ².
-        outcomes: Number of rows learned one by one, plus the weight of the history in rows.
+        outcomes: Number of rows learned one at a time, plus the history's weight in rows.
     """
 
     def __init__(self, features: ContextualFeatures, term: int, centre: Vector, noise: float) -> None:
@@ -87,9 +87,9 @@ class Regression:
         self._columns: list[tuple[str, int | str]] = []
 
     def arrange(self) -> None:
-        """Match the columns of the features. Each new block gets its default variance.
+        """Match the features' columns. Each new block gets its default variance.
 
-        The result is the same as if a removed column had never existed: the other columns take over its effect.
+        The result is as if a removed column had never existed: the other columns take over its effect.
         """
         blocks, columns = self._features.column_blocks, self._features.columns
         if columns == self._columns:
@@ -117,14 +117,14 @@ class Regression:
         return np.array([usual_mean(name, block, self._term) for block, (name, _) in pairs])
 
     def predicted(self, z: Vector) -> Matrix:
-        """Return the predicted targets of every action, shape (n, T)."""
+        """Return the predicted targets for every action, shape (n, T)."""
         d = self._features
         return np.asarray(self.centre + d.sides @ d.project(z, self.theta))
 
     def parts(self, x: Vector) -> list[Contribution]:
         """Return the centre, followed by each block's contribution to the first target's prediction and its variance.
 
-        A block for categories is split by category, as in `model × route=code`. Only the categories of x are included.
+        A category block is split by category, as in `model × route=code`. Only categories present in x are included.
         """
         d = self._features
         blocks = [
@@ -144,7 +144,7 @@ class Regression:
         ]
 
     def widths(self, z: Vector, sides: Matrix) -> Vector:
-        """Return the standard deviation of the first target's prediction for each of n actions, shape (n,)."""
+        """Return the standard deviation of the first target's prediction for each action, shape (n,)."""
         q = self._features.compress(z, self.ridge.half)
         return np.asarray(np.sqrt(self.noise * np.maximum(np.sum((sides @ q) * sides, axis=1), 0.0)))
 
@@ -164,18 +164,18 @@ class Regression:
     def replace(
         self, history: History, z: Matrix, targets: Matrix, cap: float, known: Variances | None = None
     ) -> Variances:
-        """Discard everything learned and learn a history with variances estimated from it; return these variances.
+        """Discard everything learned, and learn a history with variances estimated from it; return those variances.
 
         Args:
             history: The history.
-            z: [z; c] of its questions, shape (Q, rank + K).
-            targets: Targets of its rows, shape (m, T).
+            z: [z; c] for each question, shape (Q, rank + K).
+            targets: Targets for each row, shape (m, T).
             cap: Maximum weight of the history, in rows.
             known: The variances from an earlier call with this history; None to estimate them again.
         """
         self._columns = self._features.columns
         self._means = self._usual_means()  # the features may have new columns or a new transform
-        # Only the coefficients of z's constant, which is 1, have non-zero default means.
+        # Only the coefficients for z's constant, which is 1, have non-zero default means.
         d = self._features
         targets = targets - (d.sides @ self._means[: d.plain_dim : d.rank])[history.action, None]
         self.centre = np.average(targets, axis=0, weights=history.weights)
@@ -184,7 +184,7 @@ class Regression:
         self.variances, noises = known or estimated_with_last(levels, blocks, plain, self._term)
         for block in set(blocks) - self.variances.keys():  # those of actions newer than `known`
             self.variances[block] = usual_variance(block, self._term)
-        # A row learned on its own carries its own noise plus a share of its model's and its question's variance.
+        # A row learned on its own carries its own noise, plus a share of its model's and its question's variance.
         rows = len(history.question)
         self.noise, left = noises[0], float(rows)
         for at in range(1, len(noises)):
@@ -202,7 +202,7 @@ class Regression:
         return self.variances, noises
 
     def estimate_categories(self, known: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Estimate the variances of the category blocks from the learned rows, with all others fixed; return them.
+        """Estimate the category blocks' variances from the learned rows, with all others fixed; return them.
 
         Args:
             known: The result of an earlier call with the same rows; None to estimate again.
@@ -220,7 +220,7 @@ class Regression:
         return dict(known)
 
     def snapshot(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays with names prefixed by `name`) from which `restore` continues bit for bit."""
+        """Return (plain values, arrays with names prefixed by `name`); `restore` then continues bit for bit."""
         meta = {"rows": self.ridge.rows} | {stored: getattr(self, stored) for stored in STORED}
         arrays = self.ridge.snapshot() | {"centre": self.centre}
         return meta, {f"{name}.{key}": array for key, array in arrays.items()}
@@ -238,12 +238,12 @@ class Regression:
 
 @dataclass(frozen=True)
 class Refit:
-    """Parameters estimated from a history, except those of the features. All else learned from it is a sum over rows.
+    """Parameters estimated from a history, except the features'. Everything else learned from it is a sum over rows.
 
     Attributes:
-        z: z of the history's questions, without categories, shape (Q, rank). The directions used for a question are
-            fitted without that question.
-        right, paid: The variances of the two regressions.
+        z: z for each of the history's questions, without categories, shape (Q, rank). The directions used for a
+            question are fitted without that question.
+        right, paid: The two regressions' variances.
     """
 
     z: Matrix
@@ -251,22 +251,23 @@ class Refit:
     paid: Variances
 
 
-# The learned model of the contextual policy: the expected terms of every action for a query.
+# The contextual policy's learned model: every action's expected terms for a query.
 #
 # One regression predicts correctness and score, the other the logarithm of cost. They are separate because only the
 # cost is known when a client cuts an answer short. Costs are measured in units of each action's anchor, so that
-# expensive and cheap actions share a scale. They are learned in eFLOPs and multiplied by the price factor in each
-# prediction, so a new factor takes effect at once and nothing has to be relearned. For the same reason, generated and
-# prompt tokens are learned if costs are in USD: the regression then has two targets, each with its own anchor.
+# expensive and cheap actions share a scale. They are learned in eFLOPs and multiplied by the price factor at prediction
+# time, so a new factor takes effect at once and nothing has to be relearned. For the same reason, generated and prompt
+# tokens are learned if costs are in USD: the regression then has two targets, each with its own anchor.
 
 BOUNDS: Final = (0.2, 5.0)
-"""Bounds of a predicted cost, in units of the anchor. Without them, an unusual question could look far too cheap."""
+"""Bounds on a predicted cost, in units of the anchor. Without them, an unusual question could look far too cheap."""
 
 PROMPT_BOUNDS: Final = (0.02, 50.0)
-"""The same bounds for prompt tokens. They are wider because prompt lengths vary more and show in the question."""
+"""The same bounds, for prompt tokens. They are wider because prompt lengths vary more and can be seen in the
+question."""
 
 UNKNOWN: Final = Prices(input=1.0, output=1.0)
-"""Placeholder prices for a model that is not available. They never affect a choice."""
+"""Placeholder prices for an unavailable model. They never affect a choice."""
 
 
 class Estimates:
@@ -305,19 +306,19 @@ class Estimates:
         return bool(self.paid.outcomes)
 
     def arrange(self) -> None:
-        """Match the regressions to the columns of the features."""
+        """Match the regressions to the features' columns."""
         self.right.arrange()
         self.paid.arrange()
 
     def reprice(self, price_factors: Mapping[str, Rate]) -> None:
-        """Set the price factors of these models; an eFLOP costs 1 on all others."""
+        """Set these models' price factors; an eFLOP costs 1 on all others."""
         self.price_factors = dict(price_factors)
         self._refactor()
 
     def predicted(self, z: Vector) -> Matrix:
-        """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C.
+        """Return every known action's predicted terms, shape (n, 5): Correct, Score, log C, 1, C.
 
-        C is computed with the current prices.
+        C is computed at the current prices.
         """
         terms = np.ones((len(self.features.ids), 5))
         terms[:, [CORRECT, SCORE]] = self.right.predicted(z)
@@ -330,7 +331,7 @@ class Estimates:
         return terms
 
     def _prompts(self, log_ratio: Matrix, actions: np.ndarray | slice) -> Matrix:
-        """Return the prompt cost of each action, shape (…, n), given ln(prompt tokens / anchor)."""
+        """Return each action's prompt cost, shape (…, n), given ln(prompt tokens / anchor)."""
         tokens = self.features.prompts[actions] * np.exp(np.clip(log_ratio, *np.log(PROMPT_BOUNDS)))
         return np.asarray(self.prompt_prices[actions] * tokens)
 
@@ -342,10 +343,10 @@ class Estimates:
         return np.asarray(cost)
 
     def forecast(self, window: Matrix, actions: np.ndarray) -> Forecast:
-        """Return the predictions for each of m queries and n actions.
+        """Return the predictions for m queries and n actions.
 
         Args:
-            window: [z; c] of the queries, shape (m, rank + K).
+            window: [z; c] for each query, shape (m, rank + K).
             actions: Indices of the n actions.
         """
         d = self.features
@@ -363,7 +364,7 @@ class Estimates:
         return Forecast(accuracy, cost, float(doubt.mean()))
 
     def _paid(self, o: Observation, action: int) -> Vector:
-        """Return the cost regression's targets for an outcome, shape (1,), or (2,) in USD."""
+        """Return the cost regression's targets for an outcome, shape (1,), or (2,) if costs are in USD."""
         anchors = (self.features.anchors, self.features.prompts)
         return np.array(
             [each - math.log(of[action]) for each, of in zip(_unpriced(o), anchors, strict=False)]
@@ -384,7 +385,7 @@ class Estimates:
         self.paid.add(x, paid)
 
     def fail(self, z: Vector, action: int, o: Observation) -> None:
-        """Learn that a model returned no text. This counts as a wrong answer; the cost regression stays unchanged."""
+        """Learn that a model returned no text. This counts as a wrong answer; the cost regression is not updated."""
         x, model = self.features.row(z, action), self.features.models[action]
         self._compare(x, model, o.entered, o.seq)
         self._add_right(x, model, o)
@@ -397,7 +398,7 @@ class Estimates:
         self.tried[model] = self.tried.get(model, 0) + 1
 
     def _compare(self, x: Vector, model: str, correct: float, seq: int) -> None:
-        """Compare known correctness with the prediction; if the model has drifted, allow for the change."""
+        """Compare known correctness with the prediction; if the model has drifted, let its coefficient adapt."""
         told = float(self.right.centre[0] + x @ self.right.theta[:, 0])
         share = min(1.0, self.standing.get(model, 0) / max(self.tried.get(model, 0), 1))
         if self.accuracy.learn(model, correct, told, share=share, seq=seq):
@@ -420,7 +421,7 @@ class Estimates:
     def add_cost(self, z: Vector, action: int, o: Observation) -> None:
         """Learn the cost of an outcome whose other terms are unknown.
 
-        The cost does not count towards drift, because the client, not the model, ended the search early.
+        The cost does not count towards drift: the search was ended early by the client, not by the model.
         """
         if o.tried:
             self._count_try(self.features.models[action])
@@ -441,12 +442,12 @@ class Estimates:
             self.standing[model] = max(0, self.standing.get(model, 0) - 1)
 
     def replace(self, history: History, cap: float, known: Refit | None) -> Refit:
-        """Discard everything learned and learn a history. If `known` is given, the features are already refitted."""
+        """Discard everything learned, and learn a history. If `known` is set, the features are already refitted."""
         d = self.features
         priced = history.priced
         if known is None:
             set_anchors(d, priced)
-        # A row without a cost is assumed to have had its action's typical cost.
+        # A row without a cost is assumed to have incurred its action's typical cost.
         took = [history.log_cost - np.log(d.anchors[history.action])]
         if d.in_tokens:
             took.append(history.log_prompt - np.log(d.prompts[history.action]))
@@ -477,7 +478,7 @@ class Estimates:
         return np.asarray(fit_directions(self.features, texts, targets)[of])
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays) from which `restore` continues bit for bit."""
+        """Return (plain values, arrays); `restore` then continues bit for bit."""
         (right, of_right), (paid, of_paid) = self.right.snapshot("right"), self.paid.snapshot("paid")
         meta: dict[str, Any] = {
             "right": right,
@@ -499,7 +500,7 @@ class Estimates:
         self.paid.restore("paid", meta["paid"], arrays)
         self.tried = dict(meta["tried"])
         self.costs.sums = {model: (first, second) for model, (first, second) in meta["cost_drift"].items()}
-        # Earlier releases saved only two numbers per model.
+        # Earlier releases saved just two numbers per model.
         self.accuracy.sums = {model: (*sums, 0.0)[:3] for model, sums in meta["accuracy_drift"].items()}
         self.accuracy.changed = dict(meta.get("accuracy_changed", {}))
         self.standing = dict(meta.get("standing", {}))
@@ -507,7 +508,7 @@ class Estimates:
         self.reprice(msgspec.convert(meta["price_factors"], dict[str, Rate]))
 
     def _spread(self) -> float:
-        """Return ln(mean cost) minus the mean of ln(cost), up to a bound."""
+        """Return ln(mean cost) minus the mean of ln(cost), capped."""
         return min(self.paid.noise / 2.0, math.log(BOUNDS[1]))
 
     def _bounded(self, log_ratio: Matrix) -> Matrix:
@@ -533,40 +534,40 @@ def _unpriced(o: Observation) -> tuple[float, ...]:
 
 
 SOME: Final = 5
-"""Step at which queries of the window are sampled to compute the uncertainty."""
+"""Sampling step for the window's queries when computing the uncertainty."""
 
 
 # The contextual policy.
 #
-# LinUCB on the paper's joint vector ranks the means of the actions in the same order for every query, and with 552
-# dimensions it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, so each query has its own ranking, and the
-# variance of each kind of difference is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
+# LinUCB on the paper's joint vector ranks the actions' means in the same order for every query, and with 552 dimensions
+# it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, so each query has its own ranking, and the variance of
+# each kind of difference is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
 #
 # - Optimism is priced: let w = α·σ√(xᵀA⁻¹x) be an action's confidence width, and e its extra cost over the best
 #   predicted action, times the current λ. The width becomes w² / (w + e), so very expensive actions are explored less.
 # - Models with hardly any outcomes are tried: each gets 1 / (number of models) of the queries. At the start, these
 #   shares add up to all queries.
-# - A prior from history (`prior`) is a complete initial state. Without one, the policy is refitted to its own first
-#   outcomes each time their number has doubled (`RefitSchedule`).
-# - The pacer (`pacing`) determines λ for objectives with a target for mean cost or for accuracy.
+# - A prior learned from a history (`prior`) is a complete initial state. Without one, the policy is refitted to its own
+#   first outcomes each time their number has doubled (`RefitSchedule`).
+# - The pacer (`pacing`) determines λ for objectives with a mean-cost or accuracy target.
 
 TINY: Final = 1e-12
-"""Lower bound of the divisor of a priced confidence width."""
+"""Lower bound on the divisor of a priced confidence width."""
 
 FIRST: Final = 2
-"""Number of outcomes below which a model is tried in order to learn about it."""
+"""A model with fewer outcomes than this is tried in order to learn about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextualSettings:
-    """Settings of the contextual policy.
+    """Settings for the contextual policy.
 
     Attributes:
         alpha: Exploration factor, in standard deviations of the prediction.
-        accuracy_of: The accuracy that an objective requests a share of. `reachable` is the accuracy of the best action
-            for each query, minus its uncertainty; `best` is the accuracy of the action that is best on average.
-        encoder: Identity of the encoder of the queries; a state from a different encoder is rejected.
-        refits: The numbers of outcomes at which a policy without a prior is refitted.
+        accuracy_of: The accuracy that an objective's target is a share of. `reachable` is the accuracy of the best
+            action for each query, minus its uncertainty; `best` is the accuracy of the action that is best on average.
+        encoder: Identity of the query encoder; a state from a different encoder is rejected.
+        refits: A policy without a prior is refitted when it reaches each of these numbers of outcomes.
         unit: Unit of costs; a state with a different unit is rejected.
     """
 
@@ -598,11 +599,11 @@ class Contextual(Learner):
         return self.estimates.right.outcomes > self._failures
 
     def grown(self, kept: Sequence[int]) -> None:
-        """Append the columns of new features."""
+        """Append the new features' columns."""
         self.estimates.arrange()
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Set the actions that may be chosen, and their prices, from the next decision on."""
+        """Set the available actions and their prices, starting with the next decision."""
         super().offer(actions, price_factors)
         self.estimates.reprice(price_factors)
         self.pacer.factors = self.estimates.price_factors
@@ -625,7 +626,7 @@ class Contextual(Learner):
         terms = self.estimates.predicted(z)[keep]
         width = self.settings.alpha * self.estimates.right.widths(z, d.sides[keep])
         mean = terms[:, :COST] @ objective.coefficients - objective.shadow_price * terms[:, COST]
-        # An action's extra cost over the best predicted action is the price of exploring it and reduces its width.
+        # An action's extra cost over the best predicted action is the price of exploring it, and reduces its width.
         extra = objective.shadow_price * np.maximum(terms[:, COST] - terms[int(mean.argmax()), COST], 0.0)
         width = width * width / np.maximum(width + extra, TINY)
         made = ranked(context.query_id, [d.ids[j] for j in keep], mean, width, seed)
@@ -641,10 +642,10 @@ class Contextual(Learner):
         """Return the prediction. While some models remain to be tried, its model may be drawn at random instead.
 
         Args:
-            of: The prediction without trials.
+            of: The prediction before trials are considered.
             keep: Indices of its actions.
             worth: Whether each of these actions could be worth its cost.
-            seed: Seed of the deployment.
+            seed: The deployment's seed.
         """
         cheapest: dict[str, int] = {}
         cost = self.estimates.usual(keep)
@@ -670,11 +671,11 @@ class Contextual(Learner):
         return replace(of, chosen=chosen, probability=probability, reason=reason)
 
     def left_out(self) -> Sequence[str]:
-        """Return the categories that have no columns because other categories have more outcomes."""
+        """Return the categories without columns because other categories have more outcomes."""
         return self.features.left_out
 
     def drifted(self) -> dict[str, Drift]:
-        """Return the models whose cost is corrected for drift, or whose accuracy was relearned since the last refit."""
+        """Return the models whose cost is corrected for drift, or whose accuracy changed since the last refit."""
         costs, accuracy = self.estimates.costs, self.estimates.accuracy
         found = {
             model: Drift(costs.factor(model), accuracy.changed.get(model)) for model in self.estimates.tried
@@ -682,7 +683,7 @@ class Contextual(Learner):
         return {model: each for model, each in found.items() if each != Drift()}
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
-        """Return the centre of the predictions, followed by the contribution of each block of columns."""
+        """Return the predictions' centre, followed by the contribution of each block of columns."""
         (query,) = self.features.queries([(context.query_id, context.embedding)])
         at = self.features.position(context.query_id, action_id)
         return self.estimates.right.parts(
@@ -708,8 +709,8 @@ class Contextual(Learner):
     def learn(self, outcomes: Sequence[Observation]) -> None:
         """Learn outcomes in order, after checking all of them.
 
-        The pacer charges the cost of each outcome to its account. A cost alone leaves the account's calibration of
-        accuracy unchanged, and a failure leaves its calibration of cost unchanged.
+        The pacer charges each outcome's cost to its account. A cost alone leaves the account's accuracy calibration
+        unchanged, and a failure leaves its cost calibration unchanged.
         """
         for o in outcomes:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
@@ -730,7 +731,7 @@ class Contextual(Learner):
                     self._kept(o, query, at, (math.nan,) * len(self.estimates.paid.centre))
                 case "correction":
                     if o.target is not None:
-                        # An action drawn by the exploration floor has no recorded prediction.
+                        # There is no recorded prediction for an action drawn by the exploration floor.
                         told = (
                             self.estimates.predicted(z)[at, CORRECT] if o.predicted is None else o.predicted
                         )
@@ -743,7 +744,7 @@ class Contextual(Learner):
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
 
     def _kept(self, o: Observation, query: Vector, at: int, took: Sequence[float]) -> None:
-        """Count an outcome and keep it for later refits; refit if one is due now."""
+        """Count an outcome and keep it for later refits; refit if that is now due."""
         self.features.count(o.categories)
         results = self.refits.results
         of_categories = self.features.categories and self.refits.of_categories(1)
@@ -756,7 +757,7 @@ class Contextual(Learner):
             results[self._updates] = self._estimate_categories(results.get(self._updates, b""))
 
     def _estimate_categories(self, known: bytes) -> bytes:
-        """Estimate the variances of the category blocks if the prior had no categories; return the estimates.
+        """Estimate the category blocks' variances if the prior had no categories; return the estimates.
 
         Args:
             known: An earlier result for the same outcomes. If it is unreadable or belongs to different settings or
@@ -774,7 +775,7 @@ class Contextual(Learner):
         return known if meta else pack(self.name, self.identity(), seen | {"right": right, "paid": paid}, {})
 
     def _enter(self, categories: Sequence[str]) -> None:
-        """Give columns to a decision's categories; adapt the regressions and the recent contexts."""
+        """Assign columns to a decision's categories, and adapt the regressions and the recent contexts."""
         d = self.features
         if not (categories or d.categories):
             return
@@ -790,7 +791,7 @@ class Contextual(Learner):
             self.pacer.recent.change(rearranged)
 
     def relearn(self, history: History, cap: float = math.inf, known: bytes = b"") -> bytes:
-        """Estimate anchors, directions and variances from a history, then learn the history; return the estimates.
+        """Estimate anchors, directions and variances from a history, then learn it; return the estimates.
 
         A policy without a prior does this with its own outcomes; `prior.teach` does it with a table.
 
@@ -804,7 +805,7 @@ class Contextual(Learner):
         made = self.estimates.replace(history, cap, read)
         z = self.features.with_categories(made.z, history.categories)
         # Contexts are added in the order of each tenant's traffic. Consecutive rows with the same question, as in a
-        # table, count once; a question that is asked again later counts again.
+        # table, count once; a question asked again later counts again.
         tenants: Sequence[str | None] = history.tenants or [None] * len(history.question)
         asked: list[tuple[str | None, Vector]] = []
         last: dict[str | None, int] = {}
@@ -820,7 +821,7 @@ class Contextual(Learner):
         return pack(self.name, self.identity(), meta, arrays | {"z": made.z})
 
     def _read_refit(self, known: bytes, history: History) -> Refit | None:
-        """Restore the features from an earlier result of `relearn` and return the rest; None if it does not apply."""
+        """Restore the features from an earlier `relearn` result and return the rest; None if it does not apply."""
         try:
             meta, arrays = unpack(known, self.name, self.identity())
         except CorruptState:
@@ -849,7 +850,7 @@ class Contextual(Learner):
         self.refits.learned = self._updates
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal when a state is loaded; `alpha` and `accuracy_of` may differ."""
+        """Return the settings that must match when a state is loaded; `alpha` and `accuracy_of` may differ."""
         settings = {"encoder": self.settings.encoder}
         if self.settings.unit != "eflops":  # states saved by earlier releases have no "unit"
             settings["unit"] = self.settings.unit
@@ -865,11 +866,11 @@ class Contextual(Learner):
         return self.features.position(item.observation_id, item.action_id)
 
 
-# The options of the contextual policy, and the factory that builds it from them.
+# The contextual policy's options, and the factory that builds the policy from them.
 
 
 class ContextualOptions(Options, frozen=True, kw_only=True):
-    """Options of the contextual policy.
+    """Options for the contextual policy.
 
     Attributes:
         alpha, accuracy_of: See ContextualSettings.

@@ -1,4 +1,4 @@
-"""The features of the contextual policy, x = g_a ⊗ z_q, and the blocks that group their columns."""
+"""The contextual policy's features, x = g_a ⊗ z_q, and the blocks that group their columns."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from schemas.errors import InvalidField
 from schemas.objective import CostUnit
 
 MOST_COLUMNS: Final = 500
-"""Maximum number of columns of x for the actions of the first catalogue. At this size, a decision and its update take a
+"""Maximum number of columns in x for the first catalogue's actions. At this size, a decision and its update take a
 millisecond, and a snapshot takes four megabytes. The more models there are, the shorter z is."""
 
 MOST_WITH_CATEGORIES: Final = 800
-"""Maximum number of columns of x, including those for categories. It keeps a snapshot below 16 MB."""
+"""Maximum number of columns in x, including those for categories. It keeps snapshots below 16 MB."""
 
 MARGIN: Final = (2, 10)
 """(factor, addend): a category takes over the columns of another with n outcomes once it has more than
 factor · n + addend outcomes."""
 
 COUNTED: Final = 4096
-"""Total of the categories' outcome counts at which all of them are halved, so that unused categories make room."""
+"""When the categories' outcome counts reach this total, all are halved, so that unused categories make room."""
 
 FEWEST_DIRECTIONS: Final = 8
 """Minimum number of directions in z, however many models there are. With none, all queries would look alike."""
@@ -38,29 +38,29 @@ GROWTH: Final = (0.75, 0.5)
 paths share the prompt and often end early."""
 
 GROWTH_OF_TOKENS: Final = (0.0, 1.0)
-"""The same exponents for generated tokens: their number grows with the paths but not with the size of the model."""
+"""The same exponents, for generated tokens: their number grows with the paths but not with the model size."""
 
 LONGEST: Final = 3.0
-"""Maximum norm of z's directions, which is 1 on average. It keeps one question from weighing as much as twenty."""
+"""Maximum norm of z's directions, whose average norm is 1. It keeps one question from weighing as much as twenty."""
 
 STORED: Final = ("ids", "models", "active", "sizes", "names", "size_range", "first_shape", "scale", "scales")
 """Attributes of `ContextualFeatures` that a snapshot stores as plain values."""
 
 FITTED: Final = ("ids", "names", "size_range", "scale", "scales")
-"""The attributes among `STORED` that are learned from a history."""
+"""The attributes in `STORED` that are learned from a history."""
 
 OF_PROMPTS: Final = ("prompt_scale", "prompt_scales")
-"""Further attributes of `STORED` and `FITTED` if costs are in USD."""
+"""Further attributes for `STORED` and `FITTED` if costs are in USD."""
 
-# Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed and give
-# a learner without history a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,
-# longest number.
+# Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed, and provide
+# a scale for a learner without a history. In order: numbers, digits, words, letters, sentences, lines, symbols,
+# capitals, longest number.
 _USUAL: Final = np.array([1.38, 1.81, 3.77, 5.1, 1.46, 0.69, 0.53, 1.72, 1.18])
 _SPREAD: Final = np.array([0.41, 0.52, 0.36, 0.4, 0.27, 0.3, 0.61, 0.4, 0.33])
 
 
 class ContextualFeatures(FeatureMap):
-    """The known actions with their features, and the transform of queries.
+    """The known actions with their features, and the query transform.
 
     z_q = [1, the surface counts, directions (`QueryTransform`)]. g_a = [1, the plain coordinates in which actions are
     known to differ (model size, search width, drafts per step), an indicator for each model, and an indicator for each
@@ -71,14 +71,15 @@ class ContextualFeatures(FeatureMap):
     New actions may bring new features, which append columns. Existing columns keep their order and meaning.
 
     A query may also have categories (`key=value`). Each category has its own columns, which come last: x = [g_a ⊗ z_q;
-    h_a ⊗ c_q], where h_a are the features of g_a without the shapes and c_q is 1 for the query's categories. A category
-    gets its columns at the first decision that has it. If there are too many, the categories with the fewest outcomes
-    lose theirs.
+    h_a ⊗ c_q], where h_a is g_a without the shapes, and c_q is 1 for the query's categories. A category gets its
+    columns at the first decision that includes it. If there are too many, the categories with the fewest outcomes lose
+    theirs.
 
     Args:
-        settings: `query_dim` counts embedding and surface counts; `query_rank` is the maximum length of z without its
-            constant.
-        unit: Unit of costs. In USD, billed tokens are learned instead of costs, and anchors count generated tokens.
+        settings: `query_dim` covers the embedding and the surface counts; `query_rank` is the maximum length of z
+            without its constant.
+        unit: Unit of costs. If it is USD, billed tokens are learned instead of costs, and anchors count generated
+            tokens.
 
     Attributes:
         sides: G, shape (n, J): every action's features.
@@ -91,10 +92,10 @@ class ContextualFeatures(FeatureMap):
         sizes: Number of parameters of each action's model; 0 if it is not known.
         bases: The name that the efforts of each action's model share; empty for models without efforts.
         size_range: Smallest and largest logarithm of a known or inferred size.
-        first_shape: The shape that all initial actions share; empty if they have several.
+        first_shape: The shape shared by all initial actions; empty if they have several.
         transform: Maps a query to z. It may be replaced only when everything learned is discarded.
-        categories: The K categories with columns, in the order of their columns.
-        outcomes: Number of outcomes of each category, halved from time to time (`COUNTED`).
+        categories: The K categories with columns, in column order.
+        outcomes: Number of outcomes in each category, halved from time to time (`COUNTED`).
     """
 
     def __init__(self, settings: FeatureSettings, unit: CostUnit = "eflops") -> None:
@@ -114,12 +115,12 @@ class ContextualFeatures(FeatureMap):
 
     @property
     def rank(self) -> int:
-        """Return the length of z, including its constant but no categories."""
+        """Return the length of z, including its constant but excluding categories."""
         return self.transform.rank
 
     @property
     def plain_dim(self) -> int:
-        """Return the number of columns of x that do not belong to categories; these come first."""
+        """Return the number of columns in x that do not belong to categories; these come first."""
         return len(self.names) * self.rank
 
     @property
@@ -129,19 +130,19 @@ class ContextualFeatures(FeatureMap):
 
     @property
     def crossed(self) -> list[int]:
-        """Return the indices of the features that are multiplied by categories: all except the shapes."""
+        """Return the indices of the features multiplied by categories: all except the shapes."""
         return [at for at, name in enumerate(self.names) if _kind(name) != "shape"]
 
     @property
     def column_blocks(self) -> list[str]:
-        """Return the block of each column of x, shape (D,), such as `model × counts`."""
+        """Return the block that each column of x belongs to, shape (D,), such as `model × counts`."""
         plain = [f"{_kind(name)} × {part}" for name in self.names for part in self.transform.parts]
         crossed = [_kind(self.names[at]) for at in self.crossed]
         return plain + [f"{kind} × category" for kind in crossed for _ in self.categories]
 
     @property
     def leaves(self) -> np.ndarray:
-        """Return the columns of each model as rows, shape (M, r), or those of each shape if they are more in total.
+        """Return each model's columns as a row, shape (M, r), or each shape's if those are more in total.
 
         An action has one model and one shape, so no x has non-zero values in the columns of two rows.
         """
@@ -158,19 +159,19 @@ class ContextualFeatures(FeatureMap):
 
     @property
     def columns(self) -> list[tuple[str, int | str]]:
-        """Return the identity of each column, shape (D,): a feature, and a coordinate of z or a category."""
+        """Return each column's identity, shape (D,): a feature, and a coordinate of z or a category."""
         crossed = ((self.names[at], category) for at in self.crossed for category in self.categories)
         return [*((name, part) for name in self.names for part in range(self.rank)), *crossed]
 
     def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
-        """Return the validated vectors of (id, vector) pairs as rows. The embedding in each must not be zero."""
+        """Return the validated vectors from (id, vector) pairs as rows. The embedding in each must not be zero."""
         out = super().queries(pairs)
         for (subject, _), row in zip(pairs, out, strict=True):
             checked(subject, row[: -len(COUNTS)], len(row) - len(COUNTS), "embedding")
         return out
 
     def short(self, query: Vector, categories: Sequence[str] = ()) -> Vector:
-        """Return [z; c] of one validated query, shape (rank + K,), with the same bits alone as in a batch."""
+        """Return [z; c] for one validated query, shape (rank + K,), bit-identical to its value in a batch."""
         z = self.transform.of(query)
         return np.concatenate([z, self.coded([categories])[0]]) if self.categories else z
 
@@ -183,14 +184,14 @@ class ContextualFeatures(FeatureMap):
         return found
 
     def with_categories(self, z: Matrix, asked: Sequence[Sequence[str]]) -> Matrix:
-        """Append c to each query's z, shape (Q, rank); return [z; c], shape (Q, rank + K)."""
+        """Append c to each query's z, shape (Q, rank), and return [z; c], shape (Q, rank + K)."""
         return np.hstack([z, self.coded(asked)]) if self.categories else z
 
     def project(self, z: Vector, theta: Matrix) -> Matrix:
-        """Return the contribution of each feature to xᵀΘ for one query.
+        """Return each feature's contribution to xᵀΘ for one query.
 
         Args:
-            z: [z; c] of the query, shape (rank + K,).
+            z: [z; c] for the query, shape (rank + K,).
             theta: Θ, shape (D, T).
 
         Returns:
@@ -203,12 +204,12 @@ class ContextualFeatures(FeatureMap):
         return found
 
     def predict(self, window: Matrix, theta: Vector, sides: Matrix) -> Matrix:
-        """Return xᵀθ for every pair of a query and an action, shape (m, n).
+        """Return xᵀθ for every (query, action) pair, shape (m, n).
 
         Args:
-            window: [z; c] of the queries, shape (m, rank + K).
+            window: [z; c] for each query, shape (m, rank + K).
             theta: θ, shape (D,).
-            sides: The features of the actions, shape (n, J).
+            sides: The actions' features, shape (n, J).
         """
         rank, plain = self.rank, self.plain_dim
         found = window[:, :rank] @ theta[:plain].reshape(len(self.names), rank).T @ sides.T
@@ -218,10 +219,10 @@ class ContextualFeatures(FeatureMap):
         return np.asarray(found)
 
     def compress(self, z: Vector, half: Matrix) -> Matrix:
-        """Return the matrix Q of one query, shape (J, J), such that g_aᵀQg_a = xᵀA⁻¹x for every action.
+        """Return one query's matrix Q, shape (J, J), such that g_aᵀQg_a = xᵀA⁻¹x for every action.
 
         Args:
-            z: [z; c] of the query, shape (rank + K,).
+            z: [z; c] for the query, shape (rank + K,).
             half: The lower triangle of A⁻¹, with zeros above, shape (D, D).
         """
         j, rank, plain = len(self.names), self.rank, self.plain_dim
@@ -247,11 +248,11 @@ class ContextualFeatures(FeatureMap):
         return np.asarray(met)
 
     def row(self, z: Vector, action: int) -> Vector:
-        """Return x of one query and one action, shape (D,)."""
+        """Return x for one query and one action, shape (D,)."""
         return np.asarray(self.rows(z[None], np.array([action]))[0])
 
     def rows(self, z: Matrix, actions: np.ndarray) -> Matrix:
-        """Return x of each (query, action) pair, shape (m, D). `z` holds each query's [z; c], shape (m, rank + K)."""
+        """Return x for each (query, action) pair, shape (m, D). `z` is each query's [z; c], shape (m, rank + K)."""
         sides, rank = self.sides[actions], self.rank
         found = np.asarray((sides[:, :, None] * z[:, None, :rank]).reshape(len(z), -1))
         if not self.categories:
@@ -260,7 +261,7 @@ class ContextualFeatures(FeatureMap):
         return np.concatenate([found, crossed], axis=1)
 
     def enter(self, shown: Sequence[str]) -> bool:
-        """Give columns to a decision's categories while there is room; return whether the columns have changed.
+        """Assign columns to a decision's categories while there is room; return whether the columns have changed.
 
         Once there is no room, a category takes over the columns of the one with the fewest outcomes as soon as it
         clearly has more (`MARGIN`). The result depends only on the available actions and on the sequence of decisions
@@ -283,7 +284,7 @@ class ContextualFeatures(FeatureMap):
         return self.categories is not before
 
     def count(self, shown: Sequence[str], outcomes: int = 1) -> None:
-        """Add to the outcome counts of categories."""
+        """Add to the categories' outcome counts."""
         for category in shown:
             self.outcomes[category] = self.outcomes.get(category, 0) + outcomes
         if shown and sum(self.outcomes.values()) >= COUNTED:
@@ -291,21 +292,20 @@ class ContextualFeatures(FeatureMap):
             self.outcomes = {c: n for c, n in halved.items() if n or c in self.categories}
 
     def choose_categories(self, numbers: Mapping[str, int]) -> None:
-        """Give columns to the categories with the most outcomes. Everything learned must be discarded with this."""
+        """Assign columns to the categories with the most outcomes. Everything learned must be discarded as well."""
         most = sorted(numbers, key=lambda category: (-numbers[category], category))
         self.categories = most[: self.room_for_categories()]
         self.outcomes = {category: numbers[category] for category in most}
 
     @property
     def left_out(self) -> list[str]:
-        """Return the categories for which there is no room."""
+        """Return the categories that there is no room for."""
         return [category for category in self.outcomes if category not in self.categories]
 
     def room_for_categories(self) -> int:
         """Return how many categories may have columns, given the available actions.
 
-        Features of other actions do not count, because during a recovery all actions in the log are known from the
-        start.
+        Other actions' features do not count, because during a recovery all actions in the log are known from the start.
         """
         on = {at for at, active in enumerate(self.active) if active} or range(len(self.ids))
         usual = sum(_kind(name) not in ("model", "shape", "effort") for name in self.names)
@@ -316,7 +316,7 @@ class ContextualFeatures(FeatureMap):
         )
 
     def room(self) -> tuple[int, int]:
-        """Return how many counts and how many directions z may have within the limit on x's columns.
+        """Return the number of counts and the number of directions that z may have within the limit on x's columns.
 
         Counts are dropped first, because directions are fitted to how models differ and may include the counts.
         """
@@ -326,7 +326,7 @@ class ContextualFeatures(FeatureMap):
         return counts, most - counts
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
+        """Return (plain values, arrays) that `restore` rebuilds this map from exactly."""
         meta = {name: getattr(self, name) for name in self._names(STORED)}
         if self.outcomes:  # states saved by earlier releases have neither key
             meta |= {"categories": self.categories, "outcomes": self.outcomes}
@@ -335,7 +335,7 @@ class ContextualFeatures(FeatureMap):
         return meta, {"sides": self.sides} | self._anchors() | self.transform.snapshot()
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Restore the map that `snapshot` saved."""
+        """Restore the map saved by `snapshot`."""
         self._take_back(meta, self._names(STORED))
         self.bases = list(meta.get("bases") or [""] * len(self.ids))
         self.sides, self.anchors = arrays["sides"], arrays["anchors"]
@@ -355,7 +355,7 @@ class ContextualFeatures(FeatureMap):
         return {"anchors": self.anchors} | ({"prompts": self.prompts} if self.in_tokens else {})
 
     def refit(self, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
-        """Restore a result of `fitted`. Return False if its actions are not the first of those now known."""
+        """Restore a `fitted` result. Return False if its actions are not the first of those now known."""
         ids, names = meta["ids"], meta["names"]
         if (self.ids[: len(ids)], self.names[: len(names)]) != (ids, names):
             return False
@@ -399,7 +399,7 @@ class ContextualFeatures(FeatureMap):
         return self.names.index(self._of_model(self.models.index(model))[-1]) * self.rank
 
     def _guesses(self, first: int) -> list[float]:
-        """Return guessed anchors of the actions from index `first` on."""
+        """Return guessed anchors for the actions from index `first` on."""
         scales = [self.scales.get(model, self.scale) for model in self.models]
         return [self.guess(at) * scales[at] for at in range(first, len(self.ids))]
 
@@ -411,7 +411,7 @@ class ContextualFeatures(FeatureMap):
         """Return the plain coordinates that differ among the initial actions. A constant one would be redundant."""
         widths = [_widths(action_id) for action_id in self.ids]
         found = []
-        # An unknown size is inferred from costs later (`measure`).
+        # Unknown sizes are inferred from costs later (`measure`).
         readable = not self.in_tokens and sum(size <= 0 for size in self.sizes) > 1
         if sized := self.size_range[0] < self.size_range[1] or readable:
             found.append("size")
@@ -428,7 +428,7 @@ class ContextualFeatures(FeatureMap):
 
     def _features(self, at: int, log_size: float | None) -> list[float]:
         low, high = self.size_range
-        # If neither size nor cost is known, only the model's indicator can express how it differs from the average.
+        # If neither size nor cost is known, only the indicator can express how the model differs from the average.
         size = 0.0 if log_size is None or low == high else 2.0 * (log_size - low) / (high - low) - 1.0
         qp, cp = _widths(self.ids[at])
         width, drafts = math.log2(qp * cp) / 3.0 - 1.0, math.log2(cp) / 3.0 - 1.0
@@ -444,7 +444,7 @@ class ContextualFeatures(FeatureMap):
         return [plain.get(name, 0.0) for name in self.names]
 
     def measure(self) -> None:
-        """Infer unknown model sizes from the costs of searches (`scales`). Call this only before relearning.
+        """Infer unknown model sizes from search costs (`scales`). Call this only before relearning.
 
         For a hosted model, the price indicates the size as well as any published figure does.
         """
@@ -456,9 +456,10 @@ class ContextualFeatures(FeatureMap):
         self.size_range = (min(known, default=0.0), max(known, default=0.0))
 
     def _log_sizes(self) -> list[float | None]:
-        """Return ln(parameters) of each action's model, inferred from its costs if the size is unknown.
+        """Return ln(parameters) for each action's model, inferred from its costs if the size is unknown.
 
-        None if neither is known. In USD nothing is inferred, because generated tokens do not indicate the size.
+        An entry is None if neither is known. If costs are in USD, nothing is inferred, because generated tokens do not
+        indicate the size.
         """
         if self.in_tokens:
             return [math.log(size) if size > 0 else None for size in self.sizes]
@@ -470,15 +471,15 @@ class ContextualFeatures(FeatureMap):
         return [math.log(size) if size > 0 else read.get(model) for model, size in pairs]
 
     def guess(self, at: int) -> float:
-        """Return a guess of an action's cost, based on parameters and paths, up to a common factor."""
+        """Return a guess at an action's cost, based on parameters and paths, up to a common factor."""
         qp, cp = _widths(self.ids[at])
         of_size, of_paths = GROWTH_OF_TOKENS if self.in_tokens else GROWTH
         return float(max(self.sizes[at], 1.0) ** of_size * (qp * cp) ** of_paths)
 
     def guess_prompt(self, at: int) -> float:
-        """Return a guess of the number of prompt tokens that an action is billed for, up to a common factor.
+        """Return a guess at the number of prompt tokens billed for an action, up to a common factor.
 
-        A chat endpoint receives the prompt for each answer, whereas other engines read it once for all answers.
+        A chat endpoint receives the prompt once per answer, whereas other engines read it once for all answers.
         """
         qp, cp = _widths(self.ids[at])
         return float((qp * cp) ** GROWTH[1])
@@ -489,16 +490,16 @@ class QueryTransform:
     """Maps a query (its embedding followed by its surface counts) to z = [1, counts, directions].
 
     A direction is an axis of the query itself, or a weighted sum of its similarities to the landmarks, which are past
-    questions: k(q, l) = exp(-κ |q - l|²) of their embeddings (Nyström approximation of a Gaussian kernel). A question
-    unlike any landmark has zeros in such directions and gets the average prediction.
+    questions: k(q, l) = exp(-κ |q - l|²) for their embeddings (Nyström approximation of a Gaussian kernel). A question
+    unlike any landmark has zeros in the latter directions and gets the average prediction.
 
     Attributes:
         offset: Vector subtracted from a query, shape (query_dim,).
-        axes: Axes of the counts, followed by those of the directions, shape (rank - 1, query_dim).
+        axes: The counts' axes, followed by the directions', shape (rank - 1, query_dim).
         landmarks: Embeddings of the landmarks, with float32 values, shape (m, d).
         kappa: κ.
         weights: Weights of the similarities in each direction, shape (directions, m).
-        learned: Number of directions that were fitted to outcomes; these come first.
+        learned: Number of directions fitted to outcomes; these come first.
     """
 
     offset: Vector
@@ -510,7 +511,7 @@ class QueryTransform:
 
     @classmethod
     def usual(cls, dim: int, most: int) -> QueryTransform:
-        """Return the default transform for a learner with no history: z holds only the first `most` counts."""
+        """Return the default transform for a learner with no history: z contains only the first `most` counts."""
         embedded = dim - len(COUNTS)
         offset = np.concatenate([np.zeros(embedded), _USUAL])
         return cls(offset, count_axes(_SPREAD, dim, most), np.zeros((0, embedded)), 1.0, np.zeros((0, 0)))
@@ -528,7 +529,7 @@ class QueryTransform:
         return ["constant", *["counts"] * counts, *["directions"] * self.learned, *["kernel"] * rest]
 
     def of(self, query: Vector) -> Vector:
-        """Return z of one query, shape (rank,)."""
+        """Return z for one query, shape (rank,)."""
         z = self.axes @ (query - self.offset)
         if len(self.weights):
             embedding = query[: -len(COUNTS)]
@@ -543,7 +544,7 @@ class QueryTransform:
         return np.asarray(np.sum(self.landmarks**2, axis=1))
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return arrays from which `restored` makes the same transform."""
+        """Return arrays that `restored` makes the same transform from."""
         return {
             "transform.offset": self.offset,
             "transform.axes": self.axes,
@@ -554,7 +555,7 @@ class QueryTransform:
 
     @classmethod
     def restored(cls, arrays: Mapping[str, np.ndarray]) -> QueryTransform:
-        """Return the transform that `snapshot` saved."""
+        """Return the transform saved by `snapshot`."""
         kappa, learned = arrays["transform.plain"].tolist()
         landmarks = arrays["transform.landmarks"].astype(np.float64)
         offset, axes, weights = (arrays[f"transform.{name}"] for name in ("offset", "axes", "weights"))

@@ -1,24 +1,24 @@
-"""Drift: a model's searches start to cost more or less than learned, or its answers to be wrong more or less often.
+"""Drift: a model's searches start to cost more or less than learned, or its answers become wrong more or less often.
 
 On its own, a regression with a long history would take hundreds of outcomes to adapt. Price changes need no detection,
-because the policy is given the new prices.
+because the policy is told the new prices.
 """
 
 import math
 from typing import Final
 
 FADING: Final = 0.95
-"""Weight of an outcome relative to the model's next one. The latest 20 outcomes carry two thirds of the weight."""
+"""Weight of an outcome relative to the model's next one. The latest 20 outcomes carry two thirds of the total."""
 
 TRUST: Final = 5.0
 """Weight of the cost regression's prediction, as a number of outcomes."""
 
 LEAST: Final = 0.5
-"""Smallest absolute mean of ln(cost / prediction) that counts as drift. A deviation by less than a factor of 1.65 may
+"""Smallest absolute mean of ln(cost / prediction) that counts as drift. A deviation of less than a factor of 1.65 could
 well be chance."""
 
 SURPRISE: Final = 4.0
-"""Deviation of a model's latest answers, in standard deviations, above which its accuracy is relearned."""
+"""A model's accuracy is relearned once its latest answers deviate by more than this many standard deviations."""
 
 STEP: Final = 0.3
 """Assumed standard deviation of the change in accuracy once `SURPRISE` is exceeded."""
@@ -69,11 +69,11 @@ class CostDrift:
 class AccuracyDrift:
     """Detects models whose latest answers are right more or less often than predicted.
 
-    Outcomes with a score in place of Correct do not count, because uncalibrated scores would look like drift.
+    Outcomes that have a score in place of Correct are ignored, because uncalibrated scores would look like drift.
 
     Attributes:
         sums: For each model, three discounted sums: of (correct - predicted), of its variance, and of the error that
-            scores in place of Correct may explain.
+            could be due to scores used in place of Correct.
         changed: For each model whose accuracy changed, the sequence number of the outcome that revealed it.
     """
 
@@ -84,12 +84,12 @@ class AccuracyDrift:
     def learn(
         self, model: str, correct: float, predicted: float, *, share: float = 0.0, seq: int = 0
     ) -> bool:
-        """Add an outcome; return whether the model's accuracy has changed. If so, its sums restart at zero.
+        """Add an outcome; return whether the model's accuracy has changed. If so, its sums restart from zero.
 
         Args:
             model: The outcome's model.
-            correct: Its known correctness.
-            predicted: Its predicted accuracy.
+            correct: The outcome's known correctness.
+            predicted: The outcome's predicted accuracy.
             share: Share of the model's outcomes that have a score in place of Correct; predictions may be biased by
                 up to this amount.
             seq: Sequence number of the outcome.
@@ -110,5 +110,5 @@ class AccuracyDrift:
         return changed
 
     def is_past(self, model: str, seq: int) -> bool:
-        """Return whether an outcome was learned before its model changed. If so, A now gives it less weight."""
+        """Return whether an outcome was learned before its model changed. If so, it now carries less weight in A."""
         return seq < self.changed.get(model, 0)

@@ -1,4 +1,4 @@
-"""Errors of the policies and the decider."""
+"""Errors raised by the policies and the decider."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PolicyRefused(DeciderError, ValueError):
 
 
 class PriorRefused(DeciderError):
-    """A prior does not fit this deployment. Make a new one from history with this encoder and catalogue."""
+    """A prior does not fit this deployment. Make a new one from a history, using this encoder and catalogue."""
 
     def __init__(self, what: str, found: object, wanted: object) -> None:
         super().__init__(
@@ -91,14 +91,14 @@ class CorruptState(DeciderError):
         self.what, self.found, self.wanted, self.fix = what, found, wanted, fix
 
     def within(self, whole: str) -> CorruptState:
-        """Return the same error with the name of the object that contains the faulty part."""
+        """Return the same error, also naming the object that contains the faulty part."""
         return CorruptState(f"{whole} {self.what}", self.found, self.wanted, self.fix)
 
 
 FIX_LOG: Final = (
     "`python -m streams learner check` names every record that is refused, `learner repair` removes them"
 )
-"""Suggested fix for a log that has missing rows or rows from a different log."""
+"""Suggested fix for a log with missing rows, or with rows from a different log."""
 
 FIX_PRIOR: Final = (
     "the learner began from this prior, which no row of the log holds: go back to the policy settings that wrote it, "

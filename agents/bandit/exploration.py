@@ -1,7 +1,7 @@
 """Randomisation with logged probabilities, for any policy: an exploration floor, a warm-up and a control group.
 
-Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy gives all
-other actions probability zero, whereas the floor gives each a known probability of at least ε/n. The warm-up is the
+Off-policy evaluation needs the probability that the served action was drawn. A deterministic policy gives every other
+action a probability of zero, whereas the floor gives each a known probability of at least ε/n. The warm-up is the
 paper's 50 uniform rounds. The control group always gets one fixed action, so that the policy's gain over it can be
 measured continuously.
 """
@@ -34,7 +34,8 @@ from schemas.action import Action
 from schemas.prices import Rate
 
 CONTROL_DRAW: Final = 1 << 64
-"""Number of values of the keyed hash that assigns queries to the control group. The group's share is exact to 2⁻⁶⁴."""
+"""Number of possible values of the keyed hash that assigns queries to the control group, whose share is thus exact to
+2⁻⁶⁴."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ControlGroup:
 
     Attributes:
         share: Probability that a query belongs to the group.
-        action_id: The action of the group.
+        action_id: The group's action.
         salt: The secret salt.
     """
 
@@ -67,14 +68,14 @@ class ControlGroup:
 
 
 def uniform(of: Prediction, seed: int, reason: Reason = "policy") -> Prediction:
-    """Draw one of the actions uniformly. For a given seed, all policies draw the same one."""
+    """Draw one action uniformly at random. For a given seed, all policies draw the same one."""
     n = len(of.action_ids)
     chosen = int(generator(seed, of.query_id, "uniform").integers(n))
     return replace(redrawn(of, chosen, np.full(n, 1.0 / n), 0.0, reason), draws=0)
 
 
 def floored(of: Prediction, floor: float, seed: int) -> Prediction:
-    """With probability ε (the floor), replace the choice by a uniform draw. Probabilities are mixed accordingly."""
+    """With probability ε (the floor), replace the choice with a uniform draw. Probabilities are mixed accordingly."""
     n = len(of.action_ids)
     random = generator(seed, of.query_id, "floor")
     explored = bool(random.random() < floor)
@@ -106,14 +107,14 @@ def controlled(of: Prediction, control: ControlGroup) -> Prediction:
 class Explored:
     """A policy with added exploration: uniform draws for the first `warm_up` rounds, then a floor and a control group.
 
-    Each decision passed to `decided` is one round. The contexts of a batch count as consecutive rounds.
+    Each decision passed to `decided` is one round. The contexts in a batch count as consecutive rounds.
 
     Args:
         inner: The policy.
         floor: ε in [0, 1].
-        warm_up: Rounds of uniform choice at the start (50 in the paper's experiments).
-        control: The control group. It excludes queries during the warm-up, queries for which its action is not allowed,
-            and queries with only one allowed action.
+        warm_up: Number of initial rounds with uniform choices (50 in the paper's experiments).
+        control: The control group. It excludes queries during the warm-up, queries that do not allow its action, and
+            queries with only one allowed action.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Explored:
             raise ValueError(f"warm_up is {warm_up!r}; give a number of rounds, zero or more")
         self.inner = inner
         self.name = f"explored-{inner.name}"
-        # `predict` counts the warm-up rounds within its batch, so batches need not be split.
+        # `predict` counts warm-up rounds within its batch, so batches need not be split.
         self.traits, self.refits, self.pacer = inner.traits, inner.refits, inner.pacer
         self.floor, self.warm_up, self.control = floor, warm_up, control
         self.decisions = 0
@@ -151,7 +152,7 @@ class Explored:
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Return the inner policy's predictions, with the action drawn again and the mixed probabilities."""
+        """Return the inner policy's predictions, with the action redrawn and the probabilities mixed."""
         inner = self.inner.predict(contexts, objectives, seed)
         pairs = enumerate(zip(inner, contexts, strict=True))
         return [self._explored(of, seed, self.decisions + i, context.drawn) for i, (of, context) in pairs]
@@ -164,11 +165,11 @@ class Explored:
         return controlled(of, self.control) if self.control and drawn else of
 
     def left_out(self) -> Sequence[str]:
-        """Return the categories for which the inner policy has no room."""
+        """Return the categories that the inner policy has no room for."""
         return self.inner.left_out()
 
     def drifted(self) -> Mapping[str, Drift]:
-        """Return the drift that the inner policy has detected."""
+        """Return the drift detected by the inner policy."""
         return self.inner.drifted()
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
@@ -176,12 +177,12 @@ class Explored:
         return self.inner.explain(context, action_id)
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Count the decisions that are not abandoned as rounds, and forward all of them."""
+        """Count decisions as rounds unless they are abandoned, and forward all of them."""
         self.decisions += sum(not decision.abandoned for decision in decisions)
         self.inner.decided(decisions)
 
     def learn(self, outcomes: Sequence[Observation]) -> None:
-        """Let the inner policy learn the outcomes, including those of warm-up rounds."""
+        """Have the inner policy learn the outcomes, including those of warm-up rounds."""
         self.inner.learn(outcomes)
 
     def state(self) -> bytes:
@@ -190,7 +191,7 @@ class Explored:
         return pack(self.name, self._identity(), {"decisions": self.decisions}, {"inner": inner})
 
     def load(self, data: bytes) -> None:
-        """Restore a serialised state. A state of the inner policy alone skips the warm-up."""
+        """Restore a serialised state. If it is a state of the inner policy alone, the warm-up is skipped."""
         if header(data)[0] == self.inner.name:
             self.inner.load(data)
             self.decisions = self.warm_up

@@ -1,4 +1,4 @@
-"""The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2), and validation of vectors."""
+"""The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2), and vector validation."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import numpy as np
 from agents.bandit.errors import InvalidObservation, NoAction, UnknownAction
 from agents.bandit.policy import ActionVector, Matrix, Vector
 
-# Validation of vectors, and the short projection of a query that interactions use.
+# Vector validation, and the short query projection used by interactions.
 
 SPANNED: Final = 1e-12
-"""Length below which the component of a unit vector outside the basis is treated as rounding error."""
+"""If the component of a unit vector outside the basis is shorter than this, it is treated as rounding error."""
 
 LONG: Final = 1e6
-"""Squared length above which an embedding is rejected. Encoders return unit vectors; a vector of length 1,000 would
-weigh as much in A as a million observations."""
+"""Embeddings whose squared length exceeds this are rejected. Encoders return unit vectors; a vector of length 1,000
+would weigh as much in A as a million observations."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryBasis:
-    """A projection z_q = directions · (s_q - offset) that gives z_q unit RMS.
+    """A projection z_q = directions · (s_q - offset), scaled so that z_q has unit RMS.
 
     Attributes:
         offset: Vector subtracted from s_q, shape (query_dim,).
-        directions: Directions of the projection, as rows, shape (query_rank, query_dim).
+        directions: The projection's directions, as rows, shape (query_rank, query_dim).
     """
 
     offset: Vector
@@ -63,9 +63,9 @@ def checked(subject: str, vector: Vector, dim: int, name: str) -> Vector:
     return out
 
 
-# Surface counts of a question. They indicate how hard it is but are lost in a sentence embedding.
+# A question's surface counts. They indicate how hard it is but are lost in a sentence embedding.
 #
-# The length of a word problem and the number of figures in it predict its difficulty better than all 384 dimensions of
+# A word problem's length and the number of figures in it predict its difficulty better than all 384 dimensions of
 # MiniLM. For policies that use the counts (`Traits.surface`), they are appended to the embedding.
 
 COUNTS: Final = (
@@ -86,7 +86,7 @@ _SYMBOLS = r"-+*/=^<>%$\{}()[]"
 
 
 def counts(text: str) -> Vector:
-    """Return ln(1 + n) for each of `COUNTS`, shape (9,). Logarithms are used because counts vary by large factors.
+    """Return ln(1 + n) for each of `COUNTS`, shape (9,). Logarithms, because counts vary by large factors.
 
     >>> np.expm1(counts("Tom has 5 pens. He buys 16 more.")).round().astype(int).tolist()
     [2, 3, 8, 20, 2, 1, 0, 2, 2]
@@ -109,12 +109,12 @@ def counts(text: str) -> Vector:
 
 
 def with_counts(embeddings: Matrix, texts: Sequence[str]) -> Matrix:
-    """Return embeddings of texts, shape (Q, d), followed by their surface counts, shape (Q, d + 9)."""
+    """Append the texts' surface counts to their embeddings, shape (Q, d), and return the result, shape (Q, d + 9)."""
     return np.concatenate([embeddings, np.array([counts(text) for text in texts])], axis=1)
 
 
 def _often(text: str) -> Counter[str]:
-    """Return the number of occurrences of each character in a text."""
+    """Return how often each character occurs in a text."""
     if not text.isascii():
         return Counter(text)
     times = np.bincount(np.frombuffer(text.encode(), np.uint8))  # 20 times faster
@@ -124,23 +124,23 @@ def _often(text: str) -> Counter[str]:
 # The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2).
 #
 # As in the paper, f_a is the embedding of the action's description at unit length (`raw`), or a one-hot vector (the
-# ablation "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS, because
-# with a small encoder the descriptions have cosines of 0.96 and more, so what they share hides how they differ. The
-# centre is always that of the first catalogue; a new centre would change the meaning of every x already in A.
+# ablation "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS: with a
+# small encoder, the descriptions have cosines of 0.96 and more, so their similarities mask their differences. The
+# centre is always the first catalogue's; a new centre would change the meaning of every x already in A.
 #
 # The action vectors span at most |A| dimensions, and ridge regression is invariant under rotation. f_a can therefore
-# hold coordinates in an orthonormal basis of that span, which is shorter and gives the same scores. A description
+# consist of coordinates in an orthonormal basis of that span, which is shorter and gives the same scores. A description
 # outside the span adds one basis vector.
 #
 # With x = [s_q; s_a] and a single θ, the ranking of actions by predicted mean is the same for every query. Interactions
-# are an optional departure from the paper: they append z_q ⊗ v_a, where z_q is a short projection of the query and v_a
+# are an optional departure from the paper: they append z_q ⊗ v_a, where z_q is a short projection of the query, and v_a
 # is the action's leading principal coordinates (`bilinear`) or its model as a one-hot vector (`model`: per-model
 # corrections).
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
-    """Settings of x.
+    """Settings for x.
 
     Attributes:
         query_dim: Length of s_q.
@@ -149,8 +149,8 @@ class FeatureSettings:
         interactions: `none` as in the paper; `bilinear` and `model` append z_q ⊗ v_a.
         query_rank: Length of z_q.
         action_rank: Length of v_a for `bilinear`.
-        interaction_scale: Factor of z_q ⊗ v_a. Its square is the prior variance of an interaction, in units of 1/λ.
-        basis_seed: Seed of the random projection of queries.
+        interaction_scale: Factor applied to z_q ⊗ v_a. Its square is an interaction's prior variance, in units of 1/λ.
+        basis_seed: Seed for the random projection of queries.
     """
 
     query_dim: int
@@ -165,7 +165,7 @@ class FeatureSettings:
 
 @dataclass(slots=True)
 class Anchor:
-    """Centre, scale and principal directions of the action vectors, fixed by the first catalogue."""
+    """The action vectors' centre, scale and principal directions, fixed by the first catalogue."""
 
     centre: Vector
     scale: float
@@ -173,10 +173,10 @@ class Anchor:
 
 
 class FeatureMap:
-    """The known actions and the map from (s_q, action) to x.
+    """The known actions, and the map from (s_q, action) to x.
 
     Attributes:
-        ids: Every action ever added, in the order of the rows of `coordinates`.
+        ids: Every action ever added, in the row order of `coordinates`.
         coordinates: f_a without interactions, shape (n, r).
         vectors: f_a before rotation into the basis, shape (n, action_dim).
     """
@@ -211,7 +211,7 @@ class FeatureMap:
     def offer(self, actions: Sequence[ActionVector]) -> list[int]:
         """Make exactly these actions available; return the new position of each old column of f_a.
 
-        The vectors of removed actions are kept for outstanding rewards.
+        Removed actions keep their vectors, for outstanding rewards.
 
         Raises:
             InvalidObservation: An embedding has the wrong length, is not finite, or is zero.
@@ -231,7 +231,7 @@ class FeatureMap:
         return [*range(old_rank), *range(old_rank + shift, old_rank + shift + old_rest)]
 
     def position(self, subject: str, action_id: str) -> int:
-        """Return the row of an action.
+        """Return an action's row.
 
         Raises:
             UnknownAction: The action was never added; the message names the subject.
@@ -261,7 +261,7 @@ class FeatureMap:
         return rows
 
     def blocks(self, queries: Matrix) -> Matrix | None:
-        """Return f_a of every known action for each query, shape (m, n, e); None if `static`."""
+        """Return every known action's f_a for each query, shape (m, n, e); None if `static`."""
         if self.query_basis is None or self.static:
             return None
         z = self._short(queries)
@@ -280,14 +280,14 @@ class FeatureMap:
         return np.concatenate(parts, axis=1)
 
     def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
-        """Return the validated embeddings of (id, s_q) pairs as rows, shape (m, query_dim)."""
+        """Return the validated embeddings from (id, s_q) pairs as rows, shape (m, query_dim)."""
         out = np.empty((len(pairs), self.settings.query_dim))
         for row, (subject, vector) in zip(out, pairs, strict=True):
             row[:] = checked(subject, vector, self.settings.query_dim, "embedding")
         return out
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
+        """Return (plain values, arrays) that `restore` rebuilds this map from exactly."""
         meta: dict[str, Any] = {
             "settings": asdict(self.settings),
             "ids": self.ids,
@@ -308,7 +308,7 @@ class FeatureMap:
         return meta, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Restore the map that `snapshot` saved."""
+        """Restore the map saved by `snapshot`."""
         self._take_back(meta, ("ids", "models", "active"))
         self.vectors, self.coordinates = arrays["vectors"], arrays["coordinates"]
         self.basis, self.sides = arrays["basis"], arrays["sides"]
@@ -318,7 +318,7 @@ class FeatureMap:
             self.query_basis = QueryBasis(arrays["offset"], arrays["query_directions"])
 
     def _take_back(self, meta: dict[str, Any], names: Sequence[str]) -> None:
-        """Restore attributes, including the ids, from the plain values of a snapshot."""
+        """Restore attributes, including the ids, from a snapshot's plain values."""
         for name in names:
             setattr(self, name, meta[name])
         self.index = {action_id: i for i, action_id in enumerate(self.ids)}
@@ -370,8 +370,8 @@ class FeatureMap:
                 rest -= self.basis.T @ (self.basis @ rest)
             size = np.linalg.norm(rest)
             if size > SPANNED:
-                # The remainder of a vector nearly inside the span is mostly rounding error, so orthogonalise it once
-                # more.
+                # If a vector lies nearly inside the span, its remainder is mostly rounding error, so orthogonalise it
+                # once more.
                 unit = rest / size
                 unit -= self.basis.T @ (self.basis @ unit)
                 self.basis = np.concatenate([self.basis, unit[None] / np.linalg.norm(unit)])

@@ -1,4 +1,4 @@
-"""The contextual policy's estimates from a history of outcomes, and the schedule of its refits."""
+"""The contextual policy's estimates from a history of outcomes, and its refit schedule."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from agents.bandit.policy import Matrix, Observation, Refits, Vector
 # A history is a table of outcomes, with one configuration's outcome on one question per row.
 #
 # Either every configuration answered every question, or the rows are logged decisions, each with one configuration and
-# its propensity. Each outcome is one observation, but those of rare actions may be weighted as several.
+# its propensity. Each outcome is one observation, but a rare action's may be weighted as several.
 
 MOST_WEIGHT: Final = 10.0
-"""Upper bound of 1/propensity, so that the rows of a rare action do not dominate."""
+"""Upper bound on 1/propensity, so that a rare action's rows do not dominate."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class History:
     """A history: one outcome per row.
 
     Attributes:
-        queries: Embedding and surface counts of every question, shape (Q, d).
-        question: Index of the question, shape (m,).
-        action: Index of the action among the policy's, shape (m,).
+        queries: Each question's embedding and surface counts, shape (Q, d).
+        question: Index of the row's question, shape (m,).
+        action: Index of the row's action among the policy's, shape (m,).
         correct, score, log_cost: The terms, shape (m,). If costs are in USD, `log_cost` is ln(generated tokens).
         log_prompt: ln(prompt tokens) if costs are in USD, shape (m,); otherwise empty.
-        propensity: Probability with which the action was drawn, shape (m,); ones for a full table.
+        propensity: Probability that the action was drawn, shape (m,); all ones for a full table.
         tenants: The tenant of each row; empty for a table, which belongs to no tenant.
-        failed: Whether the model returned no text, so `log_cost` is meaningless, shape (m,); always False in a table.
-        categories: The categories of every question, each as `key=value`; empty if no question has any.
+        failed: Whether the model returned no text, making `log_cost` meaningless, shape (m,); always False in a table.
+        categories: Each question's categories, as `key=value` strings; empty if no question has any.
     """
 
     queries: Matrix
@@ -69,7 +69,7 @@ class History:
 
     @property
     def priced(self) -> History:
-        """Return the rows with a meaningful cost, without tenants; the questions stay the same."""
+        """Return the rows whose cost is meaningful, without tenants; the questions stay the same."""
         if not self.failed.any():
             return self
         rows = {
@@ -96,7 +96,7 @@ class History:
         return texts, of
 
     def outcomes_by_category(self) -> dict[str, int]:
-        """Return the number of rows of each category."""
+        """Return the number of rows in each category."""
         if not self.categories:
             return {}
         counts = np.bincount(self.question, minlength=len(self.categories)).tolist()
@@ -107,7 +107,7 @@ class History:
 
     @property
     def weights(self) -> Vector:
-        """Return the inverse-propensity weight of each row, 1 on average."""
+        """Return each row's inverse-propensity weight, 1 on average."""
         inverse = np.minimum(1.0 / self.propensity, MOST_WEIGHT)
         return np.asarray(inverse / inverse.mean())
 
@@ -129,27 +129,27 @@ class History:
         return told.hexdigest()
 
 
-# Features estimated from history: the anchor of each action, and the directions of queries.
+# Features estimated from a history: each action's anchor, and the query directions.
 #
 # An action's anchor is its mean cost. With little history, the directions are principal components of a Gaussian kernel
-# of the embeddings, which assumes only that similar questions have similar outcomes. Once there are more questions than
-# a query has coordinates, a reduced-rank ridge regression does better. From embedding, counts and kernel, it predicts
-# how a question departs from the usual accuracy and cost, separately for each feature of the actions. Kernel components
-# fill the remaining directions. The directions used for a question of the history are fitted without it; otherwise
-# memorising the question would look like skill.
+# on the embeddings, which assumes only that similar questions have similar outcomes. Once there are more questions than
+# a query has coordinates, a reduced-rank ridge regression does better. From the embedding, counts and kernel, it
+# predicts how a question departs from the usual accuracy and cost, separately for each action feature. Kernel
+# components fill the remaining directions. The directions used for a question in the history are fitted without it;
+# otherwise, memorising the question would look like skill.
 
 LANDMARKS: Final = 256
-"""Maximum number of questions to which a query is compared."""
+"""Maximum number of questions that a query is compared with."""
 
 FEW: Final = 10
-"""Minimum number of distinct questions for directions to be fitted."""
+"""Minimum number of distinct questions for fitting directions."""
 
 RIDGES: Final = tuple(10.0 ** (k / 2) for k in range(-4, 9))
-"""Candidates for the λ of the directions. Generalised cross-validation chooses one for accuracy and one for cost."""
+"""Candidate λ values for the directions. Generalised cross-validation chooses one for accuracy and one for cost."""
 
 DOUBT: Final = (1.0, 10.0)
-"""Number of rows at which the observed mean cost of a model, and that of an action relative to its model, weigh as much
-as the guess."""
+"""With this many rows, a model's observed mean cost, or an action's relative to its model, weighs as much as the
+guess."""
 
 
 def set_anchors(features: ContextualFeatures, history: History) -> None:
@@ -173,12 +173,12 @@ def set_anchors(features: ContextualFeatures, history: History) -> None:
 def _anchored(
     features: ContextualFeatures, history: History, log_cost: Vector, guess: Vector, before: Vector
 ) -> tuple[Vector, float, dict[str, float]]:
-    """Return the anchors, the default correction factor for guesses, and the factors of models with outcomes.
+    """Return the anchors, the default correction factor for guesses, and the factors for models with outcomes.
 
     Args:
         features: The actions.
         history: Rows with a known cost.
-        log_cost: Their log costs, shape (m,).
+        log_cost: The rows' log costs, shape (m,).
         guess: The guess for each action, shape (n,).
         before: The previous anchors, shape (n,).
     """
@@ -207,15 +207,15 @@ def _anchored(
 
 
 def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
-    """Fit the directions; return z of every question, shape (Q, rank), with directions fitted without that question.
+    """Fit the directions; return each question's z, shape (Q, rank), with directions fitted without that question.
 
-    With fewer than `FEW` questions the transform stays as it is. Coordinates that hardly vary among so few would be
-    scaled up without bound, and every later question would be clipped.
+    With fewer than `FEW` questions, the transform is left unchanged: coordinates that hardly vary among a handful of
+    questions would be scaled up without bound, and every later question would be clipped.
 
     Args:
         features: The features whose transform is replaced.
-        history: The history with the questions.
-        targets: Each row's accuracy, and log cost in units of the anchors, shape (m, 2).
+        history: The history that contains the questions.
+        targets: Each row's accuracy, and its log cost in units of the anchors, shape (m, 2).
     """
     queries = history.queries
     if len(queries) < FEW:
@@ -244,13 +244,13 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
 
 
 def _kernel(embedded: Matrix, scale: float) -> tuple[Matrix, float, Matrix, Matrix]:
-    """Return landmarks, κ, the questions' kernel principal components, and the components' weights, shape (k, m).
+    """Return the landmarks, κ, the questions' kernel principal components, and their weights, shape (k, m).
 
-    κ is chosen so that similarity falls to 1/e at the typical distance of a question from the mean.
+    κ is chosen so that similarity falls to 1/e at a question's typical distance from the mean.
 
     Args:
-        embedded: Embeddings of the questions, shape (Q, d).
-        scale: Their spread along one coordinate.
+        embedded: The questions' embeddings, shape (Q, d).
+        scale: The embeddings' spread along one coordinate.
     """
     kappa = 1.0 / (scale**2 * embedded.shape[1])
     kept = np.linspace(0, len(embedded) - 1, min(len(embedded), LANDMARKS)).round().astype(int)
@@ -267,7 +267,7 @@ def _kernel(embedded: Matrix, scale: float) -> tuple[Matrix, float, Matrix, Matr
 
 
 SMALL: Final = 1e-6
-"""Lower bound of spreads that are used as divisors."""
+"""Lower bound on spreads used as divisors."""
 
 
 def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Matrix, Matrix]:
@@ -277,10 +277,10 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
 
     Args:
         inputs: Standardised queries, shape (Q, d).
-        wanted: The values to predict for each question: matrices of shape (Q, ·), each with its own λ.
+        wanted: The values to predict for each question: matrices of shape (Q, ·), each fitted with its own λ.
         most: Maximum number of directions.
     """
-    # The principal axes come from the inputs' Gram matrix, because an SVD of the inputs takes three times as long.
+    # The principal axes come from the inputs' Gram matrix, since an SVD of the inputs takes three times as long.
     squares, axes = np.linalg.eigh(inputs.T @ inputs)
     squares, along = np.maximum(squares, 0.0), inputs @ axes
     parts = along**2
@@ -303,10 +303,10 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
 
 
 def _departures(features: ContextualFeatures, history: History, targets: Matrix) -> list[Matrix]:
-    """Return how each question's accuracies and costs depart from the average, along every feature of the actions.
+    """Return how each question's accuracies and costs depart from the average, along every action feature.
 
-    There is one matrix of shape (Q, ·) for each term and kind of feature, in units of the term's spread. A model that
-    did not answer a question contributes nothing to the question's row.
+    There is one matrix of shape (Q, ·) per term and kind of feature, in units of the term's spread. A model that did
+    not answer a question contributes nothing to that question's row.
     """
     n, questions = len(features.ids), len(history.queries)
     sides = features.sides[history.action]  # (m, J)
@@ -336,14 +336,14 @@ def _chosen_ridge(squares: Vector, moments: Matrix, wanted: Matrix) -> float:
 
     Args:
         squares: Squared singular values of the inputs.
-        moments: Products of the inputs' principal components and the targets.
+        moments: Products of the inputs' principal components with the targets.
         wanted: The targets, shape (Q, ·).
     """
     n, whole, lengths = len(wanted), float(np.sum(wanted**2)), np.sum(moments**2, axis=1)
     errors = []
     for ridge in RIDGES:
         shrunk = 1.0 / (squares + ridge)
-        # The share of each component that is explained is 2·kept - kept², where kept = s²/(s² + λ).
+        # The explained share of each component is 2·kept - kept², where kept = s²/(s² + λ).
         error = whole - float(lengths @ (shrunk * (1.0 + ridge * shrunk)))
         errors.append(error / max(n - 1 - float(squares @ shrunk), SMALL) ** 2)
     return float(RIDGES[int(np.argmin(errors))])
@@ -351,20 +351,21 @@ def _chosen_ridge(squares: Vector, moments: Matrix, wanted: Matrix) -> float:
 
 # The refit schedule: when a policy without a prior estimates directions, anchors and variances from its own outcomes.
 #
-# The policy keeps these outcomes. Each time their number has doubled, it is refitted to all of them as one `History`.
+# The policy keeps these outcomes. Each time their number has doubled, it is refitted to all of them as a `History`.
 
 REFITS: Final = (10, 20, 40, 80, 160, 320, 640, 1280, 2560)
-"""Numbers of outcomes at which a policy without a prior is refitted. After the last refit, no outcomes are kept."""
+"""A policy without a prior is refitted at these numbers of outcomes. After the last refit, no outcomes are kept."""
 
 
 class RefitSchedule(Refits):
     """The remaining refits, and the outcomes kept for them.
 
     Args:
-        at: Numbers of outcomes at which to refit, ascending; empty for a policy with a prior, which keeps no outcomes.
+        at: The numbers of outcomes that trigger a refit, ascending; empty for a policy with a prior, which keeps no
+            outcomes.
 
     Attributes:
-        learned: The number of outcomes that the policy has learned.
+        learned: The number of outcomes the policy has learned.
     """
 
     def __init__(self, at: Sequence[int] = REFITS) -> None:
@@ -376,7 +377,7 @@ class RefitSchedule(Refits):
         self._kept: dict[str, tuple[Any, ...]] = {}
 
     def due(self, outcomes: int) -> bool:
-        """Return whether a refit, or an estimate of categories' variances, is due within this many more outcomes."""
+        """Return whether a refit, or an estimate of category variances, is due within this many more outcomes."""
         if self.at:
             return len(self._kept) + outcomes >= self.at[0]
         return self.of_categories(outcomes)
@@ -391,7 +392,7 @@ class RefitSchedule(Refits):
         return any(self.learned < at <= self.learned + outcomes for at in REFITS)
 
     def by_prior(self, *, with_categories: bool) -> None:
-        """Cancel all refits, because a history has been learned, with categories or without."""
+        """Cancel all refits because a history has been learned, with or without categories."""
         self.at, self._knows_categories = (), with_categories
 
     def take(self, o: Observation, query: Vector, at: int, took: Sequence[float]) -> History | None:
@@ -401,8 +402,8 @@ class RefitSchedule(Refits):
 
         Args:
             o: The outcome.
-            query: Its embedding and surface counts.
-            at: Index of its action.
+            query: The query's embedding and surface counts.
+            at: Index of the outcome's action.
             took: ln(eFLOPs) without the price factor, or ln(generated tokens) and ln(prompt tokens); NaN for a failure.
         """
         if not self.at:
@@ -418,7 +419,7 @@ class RefitSchedule(Refits):
             self._kept = {}
         if failed.any() and np.sum(~failed) < FEW:
             return None
-        # Repeated queries count as one question, so that a transform fitted without it sees none of its answers.
+        # Repeated queries count as one question, so that a transform fitted without it has seen none of its answers.
         places: dict[tuple[bytes, tuple[str, ...]], int] = {}
         keys = [(query.tobytes(), own) for query, own in zip(queries, asked, strict=True)]
         question = np.array([places.setdefault(key, len(places)) for key in keys])
@@ -435,7 +436,7 @@ class RefitSchedule(Refits):
             self._kept[o.observation_id] = (kept[0], kept[1], o.entered, *kept[3:])
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays) from which `restore` continues."""
+        """Return (plain values, arrays) that `restore` continues from."""
         kept = list(self._kept.values())
         arrays = {
             "memory.queries": np.array([row[0] for row in kept], dtype="<f4"),

@@ -43,15 +43,15 @@ from schemas.prices import Rate
 # From a prediction to a choice: seeded tie-breaking, exact propensities and runners-up.
 
 TIE: Final = 1e-12
-"""Scores that differ by less than this, relative to the largest, count as equal, because float64 rounding of a sum of a
-few thousand terms is no larger. A larger value would randomise real preferences; with a smaller one, the order of
-summation would decide."""
+"""Scores that differ by less than this, relative to the largest, count as equal: float64 rounding in a sum of a few
+thousand terms is no larger. A larger value would randomise real preferences; with a smaller one, the order of summation
+would decide."""
 
 RUNNERS_UP: Final = 3
 
 
 def tied(score: Vector) -> np.ndarray:
-    """Return the indices whose score equals the maximum.
+    """Return the indices of the scores that equal the maximum.
 
     >>> tied(np.array([1.0, 3.0, 3.0])).tolist()
     [1, 2]
@@ -61,7 +61,7 @@ def tied(score: Vector) -> np.ndarray:
 
 
 def pick(score: Vector, seed: int, query_id: str, purpose: str = "tie") -> tuple[int, Vector]:
-    """Return the index of the maximum, with ties broken at random from the seed, and the probability of each index."""
+    """Return the index of the maximum, with seeded random tie-breaking, and the probability of each index."""
     best = tied(score)
     probability = np.zeros(len(score))
     probability[best] = 1.0 / len(best)
@@ -71,9 +71,9 @@ def pick(score: Vector, seed: int, query_id: str, purpose: str = "tie") -> tuple
 
 
 def estimate(hits: np.ndarray, chosen: int, draws: int) -> Vector:
-    """Return Monte Carlo probabilities from counts per action, counting the choice itself as one more draw.
+    """Return Monte Carlo probabilities from per-action counts, counting the choice itself as one more draw.
 
-    This keeps the propensity of the chosen action above zero; the bias is below 1 / (draws + 1).
+    This keeps the chosen action's propensity above zero; the bias is below 1 / (draws + 1).
     """
     counts = hits.astype(np.float64)
     counts[chosen] += 1.0
@@ -86,7 +86,7 @@ def standard_error(probability: float, draws: int) -> float:
 
 
 def ranked(query_id: str, action_ids: Sequence[str], mean: Vector, width: Vector, seed: int) -> Prediction:
-    """Return the prediction of a policy that chooses the action with the highest mean + width."""
+    """Return the prediction for a policy that chooses the action with the highest mean + width."""
     score = mean + width
     chosen, probability = pick(score, seed, query_id)
     return Prediction(query_id, action_ids, mean, width, score, chosen, probability)
@@ -95,14 +95,14 @@ def ranked(query_id: str, action_ids: Sequence[str], mean: Vector, width: Vector
 def choose(
     policy: Policy, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
 ) -> list[Choice]:
-    """Choose one action per context. All choices use the same state, which does not change."""
+    """Choose one action per context. All choices use the same, unchanging state."""
     return [choice(each, policy.version) for each in predictions(policy, contexts, objectives, seed)]
 
 
 def predictions(
     policy: Policy, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
 ) -> list[Prediction]:
-    """Return a policy's predictions. They choose the baseline until the correctness of some answer is known."""
+    """Return a policy's predictions. They choose the baseline until any answer's correctness is known."""
     found = policy.predict(contexts, objectives, seed)
     if policy.graded:
         return found
@@ -110,7 +110,7 @@ def predictions(
 
 
 def _at_baseline(of: Prediction, baseline: str) -> Prediction:
-    """Return a prediction with the baseline chosen, or unchanged if the baseline is not one of several actions."""
+    """Return the prediction with the baseline chosen; unchanged if the baseline is unavailable or the only action."""
     ids = list(of.action_ids)
     if baseline not in ids or len(ids) == 1:
         return of
@@ -123,7 +123,7 @@ def _at_baseline(of: Prediction, baseline: str) -> Prediction:
 def redrawn(
     of: Prediction, chosen: int, probability: Vector | None, error: float, reason: Reason
 ) -> Prediction:
-    """Return a prediction with a new draw. If that is a different action, the predicted terms are dropped."""
+    """Return a prediction with a new draw. If it is a different action, the predicted terms are dropped."""
     predicted = of.predicted if chosen == of.chosen else None
     return replace(
         of, chosen=chosen, probability=probability, error=error, reason=reason, predicted=predicted
@@ -131,7 +131,7 @@ def redrawn(
 
 
 def choice(of: Prediction, version: int) -> Choice:
-    """Return the choice that a prediction makes, with every term that explains it."""
+    """Return the choice made by a prediction, with every term that explains it."""
     i = of.chosen
     order = np.argsort(of.score)[::-1] if len(of.score) <= RUNNERS_UP + 1 else _leaders(of.score)
     others = [
@@ -166,7 +166,7 @@ def _leaders(score: Vector) -> np.ndarray:
 # A policy's state as bytes: magic, SHA-256, header, arrays.
 #
 # The digest covers everything after it, so a truncated or altered state is rejected before any number in it is used.
-# The header has the format version, the kind of policy and its settings, so a state never loads into a policy with
+# The header contains the format version, the kind of policy and its settings, so a state never loads into a policy with
 # different settings.
 
 MAGIC: Final = b"USPOLICY"
@@ -179,9 +179,9 @@ def pack(kind: str, settings: dict[str, Any], meta: dict[str, Any], arrays: dict
 
     Args:
         kind: The policy's name.
-        settings: Settings that must be equal when the state is loaded.
-        meta: JSON values of the state.
-        arrays: Arrays of the state, of any numeric type.
+        settings: Settings that must match when the state is loaded.
+        meta: The state's JSON values.
+        arrays: The state's arrays, of any numeric type.
     """
     entries, parts, offset = [], [], 0
     for name, array in arrays.items():
@@ -204,7 +204,7 @@ def pack(kind: str, settings: dict[str, Any], meta: dict[str, Any], arrays: dict
 
 
 def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return (meta, arrays) of a complete, unaltered state of this kind and these settings.
+    """Return (meta, arrays) from a complete, unaltered state of this kind with these settings.
 
     Raises:
         CorruptState: The bytes are not such a state; the message names the difference.
@@ -227,7 +227,7 @@ def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, 
 
 
 def header(data: bytes) -> tuple[str, dict[str, Any]]:
-    """Return the kind and the settings of a complete, unaltered state of any policy.
+    """Return the kind and settings in any policy's complete, unaltered state.
 
     Raises:
         CorruptState: The bytes are not such a state.
@@ -237,7 +237,7 @@ def header(data: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def values(data: bytes) -> dict[str, Any]:
-    """Return the plain values of a complete, unaltered state of any policy.
+    """Return the plain values in any policy's complete, unaltered state.
 
     Raises:
         CorruptState: The bytes are not such a state.
@@ -246,7 +246,7 @@ def values(data: bytes) -> dict[str, Any]:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings after a round trip through JSON, so that tuples compare equal to lists."""
+    """Return the settings after a round trip through JSON, so that tuples compare equal to lists."""
     return dict(msgspec.json.decode(msgspec.json.encode(settings)))
 
 
@@ -263,11 +263,11 @@ def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 # All past observations, for the policies that reuse them: k-NN, MLP and NeuralUCB.
 #
-# These learn the paper's scalar reward: r of Eq. 4 under the objective in force when the decision was made.
+# These learn the paper's scalar reward: Eq. 4's r under the objective in force when the decision was made.
 
 
 class ReplayBuffer:
-    """Rows (s_q, action, r) in the order in which they were learned. A correction replaces r in its row."""
+    """Rows (s_q, action, r) in the order they were learned. A correction replaces r in its row."""
 
     def __init__(self, query_dim: int) -> None:
         self.ids: list[str] = []
@@ -282,17 +282,17 @@ class ReplayBuffer:
 
     @property
     def queries(self) -> Matrix:
-        """Return s_q of every row, shape (n, query_dim)."""
+        """Return every row's s_q, shape (n, query_dim)."""
         return self._queries[: len(self)]
 
     @property
     def places(self) -> np.ndarray:
-        """Return the feature map's index of every row's action, shape (n,)."""
+        """Return the feature map's index for every row's action, shape (n,)."""
         return self._places[: len(self)]
 
     @property
     def rewards(self) -> Vector:
-        """Return r of every row, shape (n,)."""
+        """Return every row's r, shape (n,)."""
         return self._rewards[: len(self)]
 
     def append(self, features: FeatureMap, observations: Sequence[Observation]) -> None:
@@ -321,12 +321,12 @@ class ReplayBuffer:
                 self._rewards[row] = o.objective.reward(o.entered, o.score, o.log_cost)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays) from which `restore` rebuilds the rows."""
+        """Return (plain values, arrays) that `restore` rebuilds the rows from."""
         arrays = {"queries": self.queries, "places": self.places.astype("<i8"), "rewards": self.rewards}
         return {"ids": self.ids}, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Restore the rows that `snapshot` saved."""
+        """Restore the rows saved by `snapshot`."""
         self.ids = list(meta["ids"])
         self.index = {observation_id: i for i, observation_id in enumerate(self.ids)}
         capacity = max(64, len(self.ids))
@@ -337,18 +337,18 @@ class ReplayBuffer:
         self._rewards[:n] = arrays["rewards"]
 
 
-# Base class of the policies: features, counters, saving and loading.
+# Base class for policies: features, counters, saving and loading.
 #
 # A subclass defines how to predict (`predict_one`, or `predict` for a whole batch), how to learn from observations
 # (`take`, `amend`), and which state to save (`saved`, `restored`).
 
 
 class Learner:
-    """Base class of policies on joint features x = [s_q; f_a]. It implements the `Policy` protocol.
+    """Base class for policies on joint features x = [s_q; f_a]. It implements the `Policy` protocol.
 
     Attributes:
-        name: Name of the policy in Decisions and saved states.
-        features: The known actions, and their map to x.
+        name: The policy's name in Decisions and saved states.
+        features: The known actions, and the map to x.
     """
 
     name: str
@@ -360,11 +360,11 @@ class Learner:
         self.refits = Refits()
         self._updates = 0
         self._corrections = 0
-        self._failures = 0  # how many of the updates were failures
+        self._failures = 0  # number of updates that were failures
 
     @property
     def graded(self) -> bool:
-        """Return whether the correctness of any answer has been learned."""
+        """Return whether any answer's correctness has been learned."""
         return self.version > self._failures
 
     @property
@@ -373,10 +373,10 @@ class Learner:
         return self._updates + self._corrections
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Set the actions that may be chosen from now on, replacing the previous set.
+        """Set the available actions from now on, replacing the previous set.
 
-        Learned costs include each action's price factor.
-        What was learned from removed actions is kept, and their outstanding rewards are still learned.
+        Learned costs include each action's price factor. Everything learned from removed actions is kept, and their
+        outstanding rewards are still learned.
         """
         before = self.features.active.copy()
         kept = self.features.offer(actions)
@@ -396,19 +396,19 @@ class Learner:
         """Do nothing, because the policy never relearns a model's accuracy."""
 
     def drifted(self) -> Mapping[str, Drift]:
-        """Return nothing, because the policy does not compare outcomes with its predictions."""
+        """Return an empty mapping: the policy does not compare outcomes with its predictions."""
         return {}
 
     def left_out(self) -> Sequence[str]:
-        """Return nothing, because the policy does not use categories."""
+        """Return an empty sequence: the policy does not use categories."""
         return ()
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
-        """Return nothing, because the joint x has no separate parts."""
+        """Return an empty sequence: the joint x has no separate parts."""
         return ()
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Do nothing, because a decision affects later ones only through its reward."""
+        """Do nothing: a decision affects later ones only through its reward."""
 
     def learn(self, outcomes: Sequence[Observation]) -> None:
         """Learn outcomes in order. Consecutive outcomes of the same kind are learned together."""
@@ -447,7 +447,7 @@ class Learner:
         self.restored(meta, arrays)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal when a state is loaded."""
+        """Return the settings that must match when a state is loaded."""
         return {"features": asdict(self.features.settings)}
 
     def grown(self, kept: Sequence[int]) -> None:
@@ -463,7 +463,7 @@ class Learner:
         Args:
             query: The validated s_q, shape (query_dim,).
             context: The context.
-            seed: Seed of random choices.
+            seed: Seed for random choices.
         """
         raise NotImplementedError
 
@@ -476,13 +476,13 @@ class Learner:
         raise NotImplementedError
 
     def take_costs(self, observations: Sequence[Observation]) -> None:
-        """Abandon the decisions. All terms of an outcome share one update, so costs cannot be learned alone."""
+        """Abandon the decisions. All of an outcome's terms share one update, so costs cannot be learned alone."""
         self.decided(
             [Pending(o.observation_id, o.embedding, o.action_id, abandoned=True) for o in observations]
         )
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the plain values and arrays of the state, without features and counters."""
+        """Return the state's plain values and arrays, without features and counters."""
         return {}, {}
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:

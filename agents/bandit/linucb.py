@@ -45,7 +45,7 @@ from agents.bandit.registry import Inputs, Options, register_policy
 
 @dataclass(frozen=True, slots=True)
 class LinUCBSettings:
-    """α and λ of App. B.3, and the two departures described above."""
+    """α and λ from App. B.3, and the two departures described above."""
 
     alpha: float = 1.0
     ridge: float = 1.0
@@ -85,7 +85,7 @@ class LinUCB(Learner):
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Return the mean, confidence width and score of every allowed action for every context."""
+        """Return every allowed action's mean, confidence width and score for every context."""
         f = self.features
         rows = [f.choosable(c.query_id, c.allowed) for c in contexts]
         queries = f.queries([(c.query_id, c.embedding) for c in contexts])
@@ -106,7 +106,7 @@ class LinUCB(Learner):
         return out
 
     def _terms(self, query: Vector, block: Matrix, keep: np.ndarray) -> Matrix:
-        """Return the predicted terms of some actions, shape (n, 3). The rows of `block` are the f_a of all actions."""
+        """Return the predicted terms of some actions, shape (n, 3). The rows of `block` are all actions' f_a."""
         q = self.features.settings.query_dim
         return np.asarray((query @ self.gram.theta[:q] + block[keep] @ self.gram.theta[q:])[:, :3])
 
@@ -117,7 +117,7 @@ class LinUCB(Learner):
         return correct, score, log_cost
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Count decisions in the confidence width until they are rewarded or abandoned, if `widths` is `decided`."""
+        """If `widths` is `decided`, count decisions in the confidence width until they are rewarded or abandoned."""
         if self.decided_gram is None:
             return
         fresh = [d for d in decisions if not d.abandoned and d.observation_id not in self._pending]
@@ -143,7 +143,7 @@ class LinUCB(Learner):
         self.gram.adjust(x, 0, self.corrections(observations))
 
     def rows(self, observations: Sequence[Observation]) -> tuple[Matrix, Matrix]:
-        """Return x, shape (m, q + e), and the rows for B, shape (m, columns), of validated observations."""
+        """Return x, shape (m, q + e), and the rows for B, shape (m, columns), from validated observations."""
         for o in observations:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
         x = self._joint(observations)
@@ -154,14 +154,14 @@ class LinUCB(Learner):
         return x, np.einsum("mt,mt->m", terms, w)[:, None]
 
     def corrections(self, observations: Sequence[Observation]) -> Vector:
-        """Return the number by which each correction multiplies its x."""
+        """Return the factor that each correction applies to its x."""
         late = np.array([o.entered - o.imputed for o in observations])
         if self.settings.reward == "scalar":
             late = late * np.array([o.objective.correct for o in observations])
         return late
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return A (one triangle), B and the pending decisions, and recompute everything else as `restored` would."""
+        """Return A (one triangle), B and the pending decisions; recompute everything else as `restored` would."""
         arrays: dict[str, np.ndarray] = {}
         for name, gram in self._grams():
             gram.settle()
@@ -176,7 +176,7 @@ class LinUCB(Learner):
         self._attach()
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings of the policy and the features."""
+        """Return the policy and feature settings."""
         return {"policy": asdict(self.settings), **super().identity()}
 
     def _attach(self) -> None:
@@ -201,13 +201,13 @@ class LinUCB(Learner):
 
 
 def greedy(features: FeatureMap, settings: LinUCBSettings | None = None) -> LinUCB:
-    """Return the paper's Greedy baseline: LinUCB at α = 0."""
+    """Return the paper's Greedy baseline: LinUCB with α = 0."""
     base = settings or LinUCBSettings()
     return LinUCB(features, LinUCBSettings(0.0, base.ridge, base.reward, base.widths), name="greedy")
 
 
 class LinearOptions(Options, frozen=True, kw_only=True):
-    """Options of the linear policies.
+    """Options for the linear policies.
 
     Attributes:
         alpha, ridge, reward, widths: See LinUCBSettings.
@@ -244,7 +244,7 @@ def _greedy(options: LinearOptions, on: Inputs) -> Policy:
 #
 # A draw of θ̃ in d dimensions is not needed: xᵀθ̃ = s_qᵀθ̃_q + f_aᵀθ̃_a, and (s_qᵀθ̃_q, θ̃_a) is Gaussian in 1 + e
 # dimensions, with covariance ((s_qᵀP s_q, s_qᵀQ), (Qᵀs_q, R)). Sampling the latter gives exactly the same distribution
-# at a thousandth of the cost. The propensity has no closed form; it is estimated from further draws and marked as an
+# at a thousandth of the cost. The propensity has no closed form; it is estimated from additional draws and marked as an
 # estimate.
 
 
@@ -254,7 +254,7 @@ class Thompson(LinUCB):
     Args:
         features: The feature map.
         settings: LinUCB's settings; α scales the spread of the draw.
-        propensity_draws: Number of Monte Carlo draws that estimate each logged propensity; 0 to log no propensity.
+        propensity_draws: Number of Monte Carlo draws per logged propensity; 0 to log no propensity.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class Thompson(LinUCB):
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Draw one θ̃ per context and score by xᵀθ̃; `width` is the deviation of the draw from the mean."""
+        """Draw one θ̃ per context and score by xᵀθ̃; `width` is the draw's deviation from the mean."""
         plain = super().predict(contexts, objectives, seed)
         return [self._drawn(*each, seed) for each in zip(contexts, plain, strict=True)]
 
@@ -316,10 +316,10 @@ class Thompson(LinUCB):
 
 
 class ThompsonOptions(LinearOptions, frozen=True, kw_only=True):
-    """Options of Thompson sampling.
+    """Options for Thompson sampling.
 
     Attributes:
-        propensity_draws: Number of Monte Carlo draws that estimate each logged propensity; 0 to log no propensity.
+        propensity_draws: Number of Monte Carlo draws per logged propensity; 0 to log no propensity.
     """
 
     propensity_draws: int = 256
@@ -342,12 +342,12 @@ def _thompson(options: ThompsonOptions, on: Inputs) -> Policy:
 # in ParetoBandit). The confidence width stays α√(xᵀA⁻¹x); the second matrix of D-LinUCB is not kept.
 
 RIDGE_FLOOR: Final = 0.9
-"""Share of λ at which the full λ is restored. The discount also shrinks the regulariser. Restoring it is a full-rank
-change that takes O(d³), so it is done only about every ln(0.9)/ln(γ) decisions (105 at γ = 0.999)."""
+"""The full λ is restored once it has shrunk to this share. The discount also shrinks the regulariser. Restoring it is a
+full-rank change that takes O(d³), so it is done only about every ln(0.9)/ln(γ) decisions (105 at γ = 0.999)."""
 
 
 class SlidingWindow(LinUCB):
-    """LinUCB over the last `window` rewarded rows, in the order in which their rewards arrived."""
+    """LinUCB over the last `window` rewarded rows, in the order that their rewards arrived."""
 
     traits = Traits(order_free=False)
 
@@ -359,7 +359,7 @@ class SlidingWindow(LinUCB):
         self._kept: deque[Observation] = deque()
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Add new rows and remove those that leave the window."""
+        """Add new rows, and remove those that drop out of the window."""
         super().take(observations)
         self._kept.extend(observations)
         leaving = [self._kept.popleft() for _ in range(len(self._kept) - self.window)]
@@ -369,7 +369,7 @@ class SlidingWindow(LinUCB):
             self._widen_by(leaving, -1.0)
 
     def amend(self, observations: Sequence[Observation]) -> None:
-        """Correct rows that are still in the window. Corrections of other rows are counted but have no other effect."""
+        """Correct the rows still in the window. Corrections to other rows are counted but have no other effect."""
         late = {o.observation_id: o for o in observations}
         inside = {o.observation_id for o in self._kept} & late.keys()
         super().amend([o for o in observations if o.observation_id in inside])
@@ -422,7 +422,7 @@ class Discounted(LinUCB):
     """LinUCB that weights each row by γ to the power of the number of decisions made since the row's own.
 
     A is kept in units of an epoch t₀: A_t = γ^(t - t₀)·A. A row decided at s then enters with the fixed weight
-    γ^(t₀ - s), θ̂ is the same in both units, and only the confidence width needs the factor γ^(-(t - t₀)/2).
+    γ^(t₀ - s), θ̂ is the same in either unit, and only the confidence width needs the factor γ^(-(t - t₀)/2).
     """
 
     def __init__(self, features: FeatureMap, settings: LinUCBSettings | None = None, *, gamma: float) -> None:
@@ -441,11 +441,11 @@ class Discounted(LinUCB):
 
     @property
     def alpha(self) -> float:
-        """Return the factor of the confidence widths, converted from the epoch's units to those of the current time."""
+        """Return the factor of the confidence widths, converted from the epoch's units to the current time's."""
         return float(self.settings.alpha * self.gamma ** (-(self.clock - self._epoch) / 2.0))
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Advance the decision clock; restore λ when the discount has reduced it by a tenth (`RIDGE_FLOOR`)."""
+        """Advance the decision clock, and restore λ once the discount has reduced it by a tenth (`RIDGE_FLOOR`)."""
         self.clock += sum(not d.abandoned for d in decisions)
         # Epochs are multiples of the period, so that the state does not depend on batch boundaries.
         epoch = self.clock // self._period * self._period
@@ -454,13 +454,13 @@ class Discounted(LinUCB):
             self._epoch = epoch
 
     def rows(self, observations: Sequence[Observation]) -> tuple[Matrix, Matrix]:
-        """Return rows scaled by the square root of their weight."""
+        """Return the rows, scaled by the square roots of their weights."""
         x, targets = super().rows(observations)
         root = np.array([self.gamma ** ((self._epoch - o.clock) / 2.0) for o in observations])[:, None]
         return x * root, targets * root
 
     def corrections(self, observations: Sequence[Observation]) -> Any:
-        """Return corrections with the weights of their rows."""
+        """Return the corrections, scaled like their rows."""
         root = np.array([self.gamma ** ((self._epoch - o.clock) / 2.0) for o in observations])
         return super().corrections(observations) * root
 
@@ -484,7 +484,7 @@ def _plain(objective: Objective) -> tuple[float, ...]:
 
 
 class WindowOptions(LinearOptions, frozen=True, kw_only=True):
-    """Options of `sliding-window`.
+    """Options for `sliding-window`.
 
     Attributes:
         window: Number of rows to keep.
@@ -494,7 +494,7 @@ class WindowOptions(LinearOptions, frozen=True, kw_only=True):
 
 
 class DiscountOptions(LinearOptions, frozen=True, kw_only=True):
-    """Options of `discounted`.
+    """Options for `discounted`.
 
     Attributes:
         gamma: Discount factor γ per decision.

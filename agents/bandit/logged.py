@@ -1,4 +1,4 @@
-"""Outcomes of single configurations, read from a log or a recording, and the prior that is learned from them."""
+"""Outcomes of single configurations, read from a log or a recording, and the prior learned from them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from schemas.objective import CostUnit
 
 
 class LogError(UniscaleError):
-    """A log of outcomes cannot be used. The message names file, row, field and the fix."""
+    """A log of outcomes cannot be used. The message names the file, the row, the field and the fix."""
 
 
 class LoggedOutcome(Struct, frozen=True, kw_only=True):
     """The outcome of one configuration on one question.
 
     Attributes:
-        text: The text that is embedded. For a conversation, its newest message comes first.
+        text: The text to embed. For a conversation, its newest message comes first.
         action: The configuration, model/qp/cp/bs.
         correct: 1, 0 or a grade in between.
         score: The verifier's score of the answer; None without a verifier.
-        cost: Cost of the search, in `unit`; eFLOPs exclude the price factor of the model.
-        propensity: Probability with which the configuration was chosen; 1 if all configurations were run.
+        cost: Cost of the search, in `unit`; eFLOPs exclude the model's price factor.
+        propensity: Probability that the configuration was chosen; 1 if all configurations were run.
         unit: Unit of the cost.
-        tokens: In USD, the number of generated tokens that were billed.
-        prompt_tokens: In USD, the number of prompt tokens that were billed.
-        question_id: Identifies the question in the file from which a recording was made; empty in a log.
-        features: Categories of the request, each as `key=value`.
+        tokens: If costs are in USD, the number of generated tokens billed.
+        prompt_tokens: If costs are in USD, the number of prompt tokens billed.
+        question_id: Identifies the question in the file that a recording was made from; empty in a log.
+        features: The request's categories, each as `key=value`.
     """
 
     text: str
@@ -72,16 +72,16 @@ class LoggedOutcome(Struct, frozen=True, kw_only=True):
 
 
 NOTHING = ("", "nan", "NaN", "NA", "null", "None")
-"""Strings that stand for a missing text in files."""
+"""Strings that stand for missing text in files."""
 
 
 def logged_outcome(fields: Mapping[str, Any], where: str, context: Sequence[str] = ()) -> LoggedOutcome:
-    """Return the outcome that a row describes. Numbers may be given as text, as in CSV.
+    """Return the outcome described by a row. Numbers may be text, as in CSV.
 
     Args:
-        fields: The columns of the row.
-        where: Name of the row for error messages.
-        context: Names of the columns that hold categories. Columns that contain text are added to `features`.
+        fields: The row's columns.
+        where: Name of the row, for error messages.
+        context: Names of the columns with categories. Columns that contain text are added to `features`.
 
     Raises:
         LogError: A field is missing or invalid; the message names the field and the row.
@@ -111,13 +111,13 @@ def prior_of_log(
 
     Args:
         rows: The outcomes.
-        policy: A policy that has the deployment's settings and no actions.
+        policy: A policy with the deployment's settings and no actions.
         encoder: The deployment's encoder.
         catalogue: The deployment's catalogue.
         cap: Weight of the prior: it counts as at most this many observations.
 
     Raises:
-        LogError: There is no outcome, or one has a different unit or a model that is not in the catalogue.
+        LogError: There are no outcomes, or one has a different unit or a model that is not in the catalogue.
     """
     log = list(rows)
     if not log:
@@ -128,7 +128,7 @@ def prior_of_log(
     asked = list(dict.fromkeys((row.text, row.features) for row in log))
     place = {each: at for at, each in enumerate(asked)}
     seen = list(dict.fromkeys(row.action for row in log))
-    # Models that were never tried are added too, because their sizes are known.
+    # Untried models are added too, because their sizes are known.
     tried = {Action.parse(each).model for each in seen}
     seen += [Action(model=name, qp=1, cp=1, bs=1).id for name in catalogue.model_names if name not in tried]
     position = {action: at for at, action in enumerate(seen)}
@@ -140,7 +140,7 @@ def prior_of_log(
         action=np.array([position[row.action] for row in log]),
         correct=np.array([row.correct for row in log]),
         score=np.array([row.correct if row.score is None else row.score for row in log]),
-        # In USD, tokens are learned, because prices may change.
+        # If costs are in USD, tokens are learned instead, because prices may change.
         log_cost=np.log([max(row.tokens or 0, 1) if in_usd else row.cost for row in log]),
         propensity=np.array([row.propensity for row in log]),
         log_prompt=np.log([max(row.prompt_tokens or 0, 1) for row in log if in_usd]),
@@ -168,5 +168,5 @@ def _vector(action: str, dimension: int, catalogue: Catalogue) -> ActionVector:
 
 
 def queries_of(texts: Sequence[str], encoder: Encoder) -> Matrix:
-    """Return embeddings, rounded to float32 as in records, followed by the surface counts, shape (Q, d + 9)."""
+    """Return the embeddings, rounded to float32 as in records, followed by the surface counts, shape (Q, d + 9)."""
     return with_counts(embed_actions(encoder, list(texts), None).astype("<f4").astype(np.float64), texts)

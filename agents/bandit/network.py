@@ -1,11 +1,11 @@
-"""The two-layer network of the neural baselines: d → hidden → 1, ReLU, MSE, Adam (App. B.3).
+"""The neural baselines' two-layer network: d → hidden → 1, ReLU, MSE, Adam (App. B.3).
 
-The paper states the hidden width (100), the loss, the learning rate and 1,000 iterations per observation, but not the
-activation or the optimiser. Gradients are written out by hand, which takes two products instead of an autograd graph;
-NeuralUCB needs their closed form anyway.
+The paper states the hidden width (100), the loss, the learning rate and the 1,000 iterations per observation, but not
+the activation or the optimiser. Gradients are written out by hand, which takes two products instead of an autograd
+graph; NeuralUCB needs their closed form anyway.
 
 A hidden unit that no row activates gets no gradient, and its Adam moments shrink to subnormal numbers, which processors
-handle many times more slowly. After a few thousand iterations most moments are subnormal. Flushing them to zero reduces
+handle many times more slowly. After a few thousand iterations, most moments are subnormal. Flushing them to zero cuts
 training time to a third.
 """
 
@@ -22,7 +22,7 @@ PARTS: Final = ("w1", "b1", "w2", "b2")
 
 
 class Network:
-    """f(x) = w₂ᵀ relu(W₁x + b₁) + b₂ with its Adam state; training continues from the current state."""
+    """f(x) = w₂ᵀ relu(W₁x + b₁) + b₂, with its Adam state; training continues from the current state."""
 
     def __init__(
         self, dim: int, *, hidden: int, learning_rate: float = 1e-3, iterations: int = 1000, seed: int = 0
@@ -44,7 +44,7 @@ class Network:
         self._optimiser = torch.optim.Adam(self.parts, lr=learning_rate, fused=True)
 
     def predict(self, x: Matrix) -> Vector:
-        """Return f of each row, shape (n,)."""
+        """Return f(x) for each row, shape (n,)."""
         w1, b1, w2, b2 = self.parts
         hidden = torch.relu(torch.from_numpy(x.astype(np.float32)) @ w1.T + b1)
         return np.asarray((hidden @ w2 + b2).numpy(), dtype=np.float64)
@@ -90,7 +90,7 @@ class Network:
         return arrays
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore the network that `snapshot` saved."""
+        """Restore the network saved by `snapshot`."""
         self.parts = [torch.from_numpy(arrays[name].copy()) for name in PARTS]
         self._optimiser = torch.optim.Adam(self.parts, lr=self._learning_rate, fused=True)
         for name, part in zip(PARTS, self.parts, strict=True):

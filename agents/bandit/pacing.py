@@ -14,21 +14,21 @@ import numpy as np
 from agents.bandit.policy import BudgetStatus, Matrix, Target, Vector
 from schemas.prices import Rate
 
-# The choices that the current predictions imply for recent queries at a given λ, and the λ that meets a target.
+# The choices that current predictions imply for recent queries at a given λ, and the λ that meets a target.
 
 STEPS: Final = 30
-"""Number of bisection steps on ln λ within e^±10 of the scale of the predictions. They give λ to eight digits."""
+"""Number of bisection steps on ln λ within e^±10 of the predictions' scale. They determine λ to eight digits."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predictions of every available action for each of m contexts.
+    """Predictions for every available action in each of m contexts.
 
     Attributes:
         accuracy: Predicted accuracy, shape (m, n).
         cost: Predicted cost, shape (m, n).
-        doubt: Standard deviation of the predicted accuracy of the best action, averaged over contexts.
-        learning: Whether the predictions come from the first outcomes of the traffic itself, without a history.
+        doubt: Standard deviation of the best action's predicted accuracy, averaged over contexts.
+        learning: Whether the predictions come from the traffic's own first outcomes, without a history.
     """
 
     accuracy: Matrix
@@ -37,22 +37,22 @@ class Forecast:
     learning: bool = False
 
     def choices(self, shadow_price: float) -> np.ndarray:
-        """Return the index of the action chosen for each context at a shadow price, shape (m,)."""
+        """Return the index of the action chosen for each context at a given shadow price, shape (m,)."""
         return np.asarray((self.accuracy - shadow_price * self.cost).argmax(axis=1))
 
     def mean_cost(self, shadow_price: float) -> float:
-        """Return the mean cost of the choices at a shadow price."""
+        """Return the mean cost of the choices at a given shadow price."""
         return _mean(self.cost, self.choices(shadow_price))
 
     def mean_accuracy(self, shadow_price: float) -> float:
-        """Return the mean accuracy of the choices at a shadow price."""
+        """Return the mean accuracy of the choices at a given shadow price."""
         return _mean(self.accuracy, self.choices(shadow_price))
 
     def best_accuracy(self, *, reachable: bool) -> float:
         """Return the mean accuracy of the action that is best on average, or of the best action for each context.
 
         Args:
-            reachable: Whether to take the best action for each context. Because the best of many predictions is often
+            reachable: Whether to use the best action for each context. Because the best of many predictions is often
                 just the luckiest, the predictions' uncertainty is subtracted, but the result is never below the
                 accuracy of the action that is best on average.
         """
@@ -78,8 +78,8 @@ def shadow_price_for_accuracy(forecast: Forecast, share: float, *, reachable: bo
     """Return the largest λ at which the mean accuracy of the choices is a share of the best (`best_accuracy`).
 
     If every predicted accuracy is 0, so is λ. Any λ would then meet the target, but λ is accuracy per eFLOP and tends
-    to 0 with the accuracies. The largest λ would be wrong, because it would choose the cheapest action forever and
-    never discover that a more expensive one is sometimes right.
+    to 0 as the accuracies do. The largest λ would be wrong: it would choose the cheapest action forever and never
+    discover that a more expensive one is sometimes right.
 
     >>> cost = np.array([[1.0, 3.0], [1.0, 9.0]])
     >>> right = np.array([[0.5, 0.9]] * 2)
@@ -92,7 +92,7 @@ def shadow_price_for_accuracy(forecast: Forecast, share: float, *, reachable: bo
     best = forecast.best_accuracy(reachable=reachable)
     if best <= 0.0:
         return 0.0
-    # If the target is the accuracy of the best action, rounding must not decide whether it is met.
+    # If the target is the best action's own accuracy, rounding must not decide whether it is met.
     target = share * best * (1.0 - 1e-9)
 
     def below(shadow_price: float) -> bool:
@@ -127,28 +127,28 @@ def _least(holds: Callable[[float], bool], scale: float) -> float:
 # The window of recent queries that represents a tenant. Predictions for these queries determine λ and which targets
 # are infeasible.
 #
-# A target is met on the queries of its own tenant, so other tenants' queries change neither its λ nor its charges. The
-# questions of a prior belong to no tenant and represent every tenant until it has enough queries of its own. Without a
-# prior, a tenant with few queries borrows the same number of queries from every other tenant, so that no single tenant
-# sets λ for a newcomer.
+# A target is met on its own tenant's queries, so other tenants' queries change neither its λ nor its charges. A prior's
+# questions belong to no tenant, and represent every tenant until it has enough queries of its own. Without a prior, a
+# tenant with few queries borrows the same number of queries from every other tenant, so that no single tenant sets λ
+# for a newcomer.
 
 WINDOW: Final = 500
-"""Maximum number of contexts of a tenant, and of a prior, from which λ is computed."""
+"""Maximum number of contexts per tenant, and per prior, used to compute λ."""
 
 FEW: Final = 10
-"""Number of contexts, including a prior's, below which a tenant borrows contexts of other tenants."""
+"""A tenant with fewer contexts than this, including a prior's, borrows contexts from other tenants."""
 
 KEPT: Final = 10_000
-"""Maximum number of contexts of all tenants together: 2 MB at 8 bytes per coordinate. Beyond it, the tenant with the
-most contexts loses its oldest one."""
+"""Maximum number of contexts across all tenants: 2 MB at 8 bytes per coordinate. Beyond it, the tenant with the most
+contexts loses its oldest one."""
 
 
 class RecentContexts:
-    """The latest contexts of every tenant, as rows of shape (rank,).
+    """Every tenant's latest contexts, as rows of shape (rank,).
 
     Attributes:
-        prior: Contexts of a prior.
-        of: Contexts of each tenant.
+        prior: A prior's contexts.
+        of: Each tenant's contexts.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class RecentContexts:
         self._count = 0
 
     def add(self, tenant: str, context: Vector) -> None:
-        """Add a context of a tenant."""
+        """Add a context for a tenant."""
         own = self.of.setdefault(tenant, deque(maxlen=WINDOW))
         self._count += len(own) < WINDOW
         own.append(context)
@@ -169,7 +169,7 @@ class RecentContexts:
                 del self.of[fullest]
 
     def replace(self, contexts: Iterable[tuple[str | None, Vector]]) -> None:
-        """Replace all contexts by (tenant, context) pairs, with tenant None for a prior's; keep the latest."""
+        """Replace all contexts with (tenant, context) pairs, where a prior's have tenant None; keep the latest."""
         self.prior.clear()
         self.of, self._count = {}, 0
         for tenant, context in contexts:
@@ -179,13 +179,13 @@ class RecentContexts:
                 self.add(tenant, context)
 
     def change(self, of: Callable[[Vector], Vector]) -> None:
-        """Replace each context with `of(context)`, because the meaning of its coordinates has changed."""
+        """Replace each context with `of(context)` after the meaning of its coordinates has changed."""
         for contexts in (self.prior, *self.of.values()):
             for at, context in enumerate(contexts):
                 contexts[at] = of(context)
 
     def window(self, tenant: str) -> list[Vector]:
-        """Return a tenant's window: the contexts on which its targets are to be met, newest last."""
+        """Return a tenant's window: the contexts that its targets are to be met on, newest last."""
         own = [*self.prior, *self.of.get(tenant, ())][-WINDOW:]
         if not self.borrows(tenant):
             return own
@@ -194,12 +194,12 @@ class RecentContexts:
         return [*[context for each in others for context in each[-share:]][len(own) - FEW :], *own]
 
     def borrows(self, tenant: str) -> bool:
-        """Return whether a tenant's window contains contexts of other tenants."""
+        """Return whether a tenant's window contains other tenants' contexts."""
         own = len(self.of.get(tenant, ()))
         return len(self.prior) + own < FEW and self._count > own
 
     def snapshot(self) -> tuple[dict[str, int], dict[str, Matrix]]:
-        """Return the number of contexts of each tenant, and arrays of the prior's and the tenants' contexts."""
+        """Return the number of contexts per tenant, and arrays with the prior's and the tenants' contexts."""
         counts = {tenant: len(own) for tenant, own in self.of.items()}
         windows = [context for own in self.of.values() for context in own]
         return counts, {"window": np.array(self.prior), "windows": np.array(windows)}
@@ -217,10 +217,10 @@ class RecentContexts:
 
 # The pacer: finds the shadow price λ per unit of cost that meets an objective's target for mean cost or accuracy.
 #
-# For either target, λ is found from the choices that the current predictions imply for the latest contexts:
+# For either target, λ is found from the choices that current predictions imply for the latest contexts:
 #
-# - mean cost: the smallest λ at which the mean predicted cost stays within the target, corrected by the spending since
-#   the target was set, so that a bias of the predictions cannot accumulate;
+# - mean cost: the smallest λ at which the mean predicted cost stays within the target, corrected for spending since the
+#   target was set, so that a bias in the predictions cannot accumulate;
 # - accuracy: the largest λ at which the mean predicted accuracy is the requested share of the best possible accuracy.
 #
 # The pacer's state is a fold over decisions and updates in log order. The current λ is read once per batch.
@@ -229,25 +229,27 @@ EVERY: Final = 20
 """Number of decisions between computations of λ, each of which takes about 5 ms with 168 actions."""
 
 CATCH_UP: Final = 50.0
-"""Number of decisions over which earlier overspending or underspending is compensated. If λ jumps between two mixes of
-actions, spending oscillates about the target: after 1,000 queries by up to 14 % with a value of 100, by 3 % with 50."""
+"""Number of decisions used to compensate for earlier overspending or underspending. If λ jumps between two mixes of
+actions, spending oscillates about the target: after 1,000 queries, by up to 14 % with a value of 100, by 3 % with
+50."""
 
 TRUST: Final = 20.0
 """Weight of the uncorrected predictions in an account's correction, as a number of outcomes."""
 
 RARE: Final = 0.2
-"""Share of correct answers below which a policy without a history keeps looking for a model that can answer at all."""
+"""If the share of correct answers is below this, a policy without a history keeps looking for a model that can answer
+at all."""
 
 FADING: Final = 0.95
-"""Weight of an outcome's cost relative to the next one's. The latest 20 outcomes carry two thirds of the weight."""
+"""Weight of an outcome's cost relative to the next one's. The latest 20 outcomes carry two thirds of the total."""
 
 MARGIN: Final = (0.3, 2.0)
-"""Bounds of the adjusted target, as multiples of the target, so that compensating for overspending does not sacrifice
+"""Bounds on the adjusted target, as multiples of the target, so that compensating for overspending does not sacrifice
 all quality."""
 
 KEYS: Final = 1024
-"""Maximum number of accounts, at 300 bytes each. Beyond it, the tenant with the most accounts loses the one it used
-least recently."""
+"""Maximum number of accounts, at 300 bytes each. Beyond it, the tenant with the most accounts loses its least recently
+used one."""
 
 
 @dataclass(slots=True)
@@ -259,11 +261,11 @@ class BudgetAccount:
         decisions: Number of decisions since the target was set, excluding the control group's.
         spent: Total cost of these decisions: realised if known, otherwise predicted.
         known: Number of decisions with known correctness.
-        predicted: Sum of these decisions' predicted accuracies.
+        predicted: Sum of the predicted accuracies of the decisions in `known`.
         correct: Sum of their true accuracies. Its ratio to `predicted` is the calibration.
         told, paid: Discounted sums of predicted and realised cost. When searches become more expensive, their ratio
             changes long before the regression does.
-        factors: The price factors for which λ was computed.
+        factors: The price factors that λ was computed for.
     """
 
     price: float = 0.0
@@ -278,22 +280,22 @@ class BudgetAccount:
 
     @property
     def dearer(self) -> float:
-        """Return the ratio of true to predicted cost of the choices; 1 before the first outcome."""
+        """Return the ratio of the choices' true cost to their predicted cost; 1 before the first outcome."""
         return self.paid / self.told if self.paid > 0 and self.told > 0 else 1.0
 
     @property
     def optimism(self) -> float:
-        """Return the ratio of true to predicted accuracy, capped at 1. The best of many is often overestimated."""
+        """Return the ratio of true to predicted accuracy, capped at 1. The best of many tends to be overestimated."""
         return min(1.0, (self.correct + TRUST) / (self.predicted + TRUST))
 
     def judged(self, predicted: float, correct: float) -> None:
-        """Add the correctness of one decision to the calibration."""
+        """Add one decision's correctness to the calibration."""
         self.known += 1
         self.predicted += predicted
         self.correct += correct
 
     def momentary(self, target: float) -> float:
-        """Return the target for the predicted mean cost, adjusted for past spending and the bias of predictions."""
+        """Return the target for the predicted mean cost, adjusted for past spending and prediction bias."""
         saved = target * self.decisions - self.spent
         low, high = (share * target for share in MARGIN)
         wanted = min(max(target + saved / CATCH_UP, low), high)
@@ -302,12 +304,12 @@ class BudgetAccount:
 
 @lru_cache(maxsize=4096)
 def _account(tenant: str, key: str) -> tuple[str, str]:
-    """Return an account's id, cached so that an account's open decisions, which may be many, share one object."""
+    """Return an account's id, cached so that the account's possibly many open decisions share one object."""
     return tenant, key
 
 
 class Pacer:
-    """The accounts of all tenants under all objectives with a target, and their shadow prices.
+    """All tenants' accounts under all objectives with a target, and their shadow prices.
 
     Args:
         predict: Maps contexts as rows, shape (m, rank), to the predictions for every available action, or to None
@@ -315,8 +317,8 @@ class Pacer:
         reachable: Which accuracy a target is a share of (`Forecast.best_accuracy`).
 
     Attributes:
-        factors: The current price factors, or prices, of the models.
-        recent: The windows of contexts on which targets are to be met.
+        factors: The models' current price factors or prices.
+        recent: The windows of contexts that targets are to be met on.
         accounts: The accounts, keyed by tenant and objective.
         open: For each decision without an outcome, its account, predicted cost and predicted accuracy.
     """
@@ -329,7 +331,7 @@ class Pacer:
         self.open: dict[str, tuple[tuple[str, str], float, float]] = {}
 
     def shadow_price(self, target: Target) -> float:
-        """Return λ, the shadow price per unit of cost at which a target is currently met, without changing state.
+        """Return λ, the shadow price per unit of cost that currently meets a target, without changing state.
 
         This is the last value computed, or a new one if the target is new or price factors have changed since.
         """
@@ -337,7 +339,7 @@ class Pacer:
         return self._solved(target) if account is None or account.factors != self.factors else account.price
 
     def _solved(self, target: Target) -> float:
-        """Return the λ at which a target is met on its tenant's window; 0 before the first outcome."""
+        """Return the λ that meets a target on its tenant's window; 0 before the first outcome."""
         forecast = self.forecast(target.tenant)
         if forecast is None:
             return 0.0
@@ -350,7 +352,7 @@ class Pacer:
     def shortfall(self, target: Target) -> float | None:
         """Return the closest feasible value for an infeasible target; None if it is feasible or nothing is learned yet.
 
-        The value is the smallest mean cost, or the largest share of the best possible accuracy, on the tenant's window.
+        This is the smallest mean cost, or the largest share of the best possible accuracy, on the tenant's window.
         """
         forecast = self.forecast(target.tenant)
         if forecast is None:
@@ -366,12 +368,12 @@ class Pacer:
         return most if most < target.accuracy else None
 
     def forecast(self, tenant: str = "") -> Forecast | None:
-        """Return the predictions of every available action for a tenant's window; None if the window is empty."""
+        """Return the predictions for every available action on a tenant's window; None if the window is empty."""
         window = self.recent.window(tenant)
         return self._predict(np.array(window)) if window else None
 
     def decided(self, target: Target, query_id: str, cost: float, accuracy: float) -> None:
-        """Record a decision, and compute λ again if that is due.
+        """Record a decision, and recompute λ if that is due.
 
         Args:
             target: The target of the decision's objective.
@@ -401,9 +403,9 @@ class Pacer:
 
         Args:
             query_id: The decision's query. A query that was not paced has no effect.
-            cost: Its cost; None if nothing was run.
-            correct: Its correctness; None if unknown, or not known yet (`judged`).
-            usual: Whether its cost counts towards the bias of predictions. The cost of a failure does not.
+            cost: The decision's cost; None if nothing was run.
+            correct: The decision's correctness; None if unknown, or not yet known (`judged`).
+            usual: Whether the cost counts towards the prediction bias. The cost of a failure does not.
         """
         entry = self.open.pop(query_id, None)
         if entry is None:
@@ -422,14 +424,14 @@ class Pacer:
 
         Args:
             target: The target of the decision's objective.
-            accuracy: Predicted accuracy of the decision.
-            correct: Its correctness.
+            accuracy: The decision's predicted accuracy.
+            correct: The decision's correctness.
         """
         if (account := self.accounts.get(target.account_id)) is not None:
             account.judged(accuracy, correct)
 
     def status(self, target: Target) -> BudgetStatus | None:
-        """Return mean results of all tenants' decisions under an objective; None until this tenant has made one."""
+        """Return the mean results of all tenants' decisions under an objective; None until this tenant has made one."""
         own = self.accounts.get(target.account_id)
         if own is None or not own.decisions:
             return None
@@ -444,7 +446,7 @@ class Pacer:
         )
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Matrix]]:
-        """Return (plain values, arrays) of the accounts and windows."""
+        """Return the accounts and windows as (plain values, arrays)."""
         counts, arrays = self.recent.snapshot()
         accounts = {
             "paces": [[*account_id, _plain(account)] for account_id, account in self.accounts.items()],
@@ -462,10 +464,10 @@ class Pacer:
         self.open = {i: (_account(e[0], e[1]), e[2], e[3]) for i, e in accounts["open"].items()}
 
     def _optimism(self, target: Target, forecast: Forecast) -> float:
-        """Return the factor by which to correct the predicted accuracy of the choices, relative to the best accuracy.
+        """Return the correction factor for the choices' predicted accuracy, relative to the best accuracy.
 
         Without a history, both accuracies are predicted from the same few outcomes, and both are too high by the same
-        factor. If only that of the choices were corrected, the target would seem out of reach, λ would fall to 0, and
+        factor. If only the choices' accuracy were corrected, the target would seem out of reach, λ would fall to 0, and
         any cost would be paid for no gain. That is intended only while answers are rarely right, because every model
         then has to be tried, even the most expensive one.
         """
@@ -478,7 +480,7 @@ class Pacer:
 
 
 def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:
-    """Return the account to evict, given all in LRU order: the first account of the tenant with the most accounts.
+    """Return the account to evict, given all in LRU order: the first belonging to the tenant with the most accounts.
 
     >>> spare({("shop", "careful"): 1, ("evil", "1"): 2, ("evil", "2"): 3})
     ('evil', '1')
@@ -488,7 +490,7 @@ def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:
 
 
 def _plain(account: BudgetAccount) -> dict[str, Any]:
-    """Return an account as plain values, without `factors` if no model has a price factor."""
+    """Return an account as plain values, omitting `factors` if no model has a price factor."""
     return {name: value for name, value in asdict(account).items() if value != {}}
 
 

@@ -1,4 +1,4 @@
-"""The protocol of all policies (UniScale §3.2, Alg. 1), and the types of their inputs and outputs."""
+"""The protocol of all policies (UniScale §3.2, Alg. 1), and their input and output types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
 
 TERMS: Final = ("correct", "score", "log_cost", "one")
-"""Columns of B. The reward of Eq. 4 is linear in them for every choice of weights and cost bounds."""
+"""Columns of B. Eq. 4's reward is linear in them for every choice of weights and cost bounds."""
 
 Reason = Literal["policy", "warm-up", "floor", "control", "baseline", "session"]
 Cohort = Literal["policy", "control"]
@@ -33,9 +33,9 @@ OutcomeKind = Literal["reward", "correction", "cost", "failure"]
 class Objective:
     """Weights of the reward's terms: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4 with a shadow price λ).
 
-    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped: it must stay linear in log C for
-    objectives to be changed exactly. Weights are normalised to sum to 1, because their scale would otherwise change the
-    meaning of α.
+    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped: it must stay linear in log C so that
+    objectives can be changed exactly. Weights are normalised to sum to 1, because their scale would otherwise change
+    the meaning of α.
 
     >>> Objective(correct=1, score=1, cost=2, log_cost_min=0.0, log_cost_max=2.0).coefficients.tolist()
     [0.25, 0.25, -0.25, 0.5]
@@ -82,26 +82,26 @@ class Objective:
     @classmethod
     @lru_cache(maxsize=1024)
     def of(cls, in_force: ObjectiveInForce) -> Objective:
-        """Return an objective in force as weights and coefficients."""
+        """Return the weights and coefficients of an objective in force."""
         w, bounds = in_force.weights, in_force.cost_range
         low, high = float(np.log(bounds.low)), float(np.log(bounds.high))
         return cls(w.correct, w.score, w.cost, low, high, in_force.price)
 
     def reward(self, correct: float, score: float, log_cost: float) -> float:
-        """Return r of Eq. 4 for one outcome."""
+        """Return Eq. 4's r for one outcome."""
         weights, bounds = (self.correct, self.score, self.cost), (self.log_cost_min, self.log_cost_max)
         return scalar(weights, bounds, self.shadow_price, correct, score, log_cost)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An objective's target for mean cost or for accuracy, exactly one of which is set.
+    """An objective's target for either mean cost or accuracy; exactly one of them is set.
 
     Attributes:
         key: Identity of the objective.
         mean_cost: Mean cost per query, in eFLOPs or USD.
-        accuracy: Requested share of the accuracy that is predicted to be achievable.
-        tenant: The tenant on whose queries the target is to be met.
+        accuracy: Requested share of the accuracy predicted to be achievable.
+        tenant: The tenant whose queries the target is to be met on.
     """
 
     key: str
@@ -124,16 +124,16 @@ class Target:
 
     @property
     def account_id(self) -> tuple[str, str]:
-        """Return tenant and key, which identify the target's account."""
+        """Return the tenant and the key, which identify the target's account."""
         return self.tenant, self.key
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatus:
-    """Results of the decisions under a paced objective since its target was set, over all tenants.
+    """Results of all tenants' decisions under a paced objective since its target was set.
 
     Attributes:
-        shadow_price: The current λ of the requesting tenant, per unit of cost.
+        shadow_price: The requesting tenant's current λ, per unit of cost.
         mean_cost: Mean cost per query, in eFLOPs or USD: realised if known, otherwise predicted.
         predicted, correct: Mean predicted and mean true accuracy of the queries with known correctness; None before the
             first one.
@@ -166,12 +166,12 @@ class ActionVector:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One query to decide: its embedding s_q, shape (d_q,), and the actions it may use (None: all active).
+    """One query to decide on: its embedding s_q, shape (d_q,), and the actions it may use (None: all active).
 
     Attributes:
         query_id: Id of the query, or of a further attempt at it. Every random draw is derived from this id.
-        drawn: Whether to draw its cohort; False for a further attempt, which keeps the cohort of the first.
-        baseline: The action to take until the correctness of some answer is known; empty for none.
+        drawn: Whether to draw a cohort; False for a further attempt, which keeps the first one's.
+        baseline: The action to take until any answer's correctness is known; empty for none.
         categories: The request's categories, each as `key=value`. Policies may ignore them.
     """
 
@@ -185,7 +185,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One scored action: predicted mean, confidence width α·√(xᵀA⁻¹x), and the score that ranked it."""
+    """One scored action: predicted mean, confidence width α·√(xᵀA⁻¹x), and the score used to rank it."""
 
     action_id: str
     mean: float
@@ -199,7 +199,7 @@ class Drift:
 
     Attributes:
         cost: Cost of its searches, as a multiple of the learned cost; 1 without drift.
-        accuracy_seq: Sequence number of the outcome that revealed a change in accuracy, which is relearned from there
+        accuracy_seq: Sequence number of the outcome that revealed a change in accuracy, which is relearned from then
             on; None without drift.
     """
 
@@ -209,13 +209,13 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Contribution of one part of the regression to a predicted accuracy.
+    """One part of the regression's contribution to a predicted accuracy.
 
     Attributes:
         part: Name of the part, such as `model × directions`, the model-specific part that depends on the query.
-        mean: Its contribution to the prediction.
-        variance: Its contribution to the prediction's variance, including half of its covariances with other parts;
-            negative if these outweigh its own variance.
+        mean: The part's contribution to the prediction.
+        variance: The part's contribution to the prediction's variance, including half of its covariances with other
+            parts; negative if these outweigh its own variance.
     """
 
     part: str
@@ -225,16 +225,16 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen action with every term that explains it.
+    """The chosen action, with every term that explains it.
 
     Attributes:
         candidates: Number of actions that were available.
-        propensity: Probability of this action given state and context: exact if propensity_draws is 0, otherwise a
+        propensity: Probability of this action given the state and context: exact if propensity_draws is 0, otherwise a
             Monte Carlo estimate. None if unknown.
         propensity_error: Standard error of the propensity; 0.0 if exact.
-        predicted: Predicted (Correct, Score, log C) of the chosen action, if the policy models the terms.
+        predicted: Predicted (Correct, Score, log C) for the chosen action, if the policy models the terms.
         version: Number of rewards and corrections applied to the state before the choice.
-        reason: What chose the action: the policy, the warm-up, the exploration floor, the control group, or the
+        reason: What determined the action: the policy, the warm-up, the exploration floor, the control group, or the
             baseline.
         cohort: Whether the query belongs to the policy or to the control group.
         randomised: Whether a random draw decided the cohort.
@@ -262,11 +262,11 @@ class Pending:
     """A decision whose reward is outstanding: x is known, but r is not yet.
 
     Attributes:
-        target: Target of its objective; None for plain weights, and in the control group, which is not paced.
+        target: The objective's target; None for plain weights, and in the control group, which is not paced.
         tenant: The requesting tenant.
         abandoned: Whether the decision is withdrawn because nothing will be learned from it.
-        paid, correct: If abandoned, the cost and correctness to enter in its account; None if unknown.
-        categories: The categories of its context.
+        paid, correct: If abandoned, the cost and correctness to enter in the account; None if unknown.
+        categories: The context's categories.
     """
 
     observation_id: str
@@ -289,21 +289,21 @@ class Observation:
         imputed: Value used in place of `correct` in B until `correct` is known (docs/readings.md, "Two-stage reward").
         objective: The objective in force when the decision was made. Policies that learn a scalar reward use
             it; policies that learn one column per term ignore it.
-        clock: Number of decisions before this one, the time scale of discounting.
+        clock: Number of decisions before this one, the time scale for discounting.
         price_factor: Price of an eFLOP at the time of the decision: `log_cost` is ln(eFLOPs) plus its logarithm.
-        tokens: In USD, the numbers of billed tokens: generated tokens and prompt tokens.
+        tokens: If costs are in USD, the number of generated tokens and the number of prompt tokens billed.
         tenant: The requesting tenant.
         kind: What to learn: a first reward; a correction, whose true Correct replaces the imputed one; a cost alone,
-            because the client's own limits cut the answer short; or a failure of the model, which counts as a wrong
-            answer without a score. The cost of a failure does not indicate the cost of an answer, so its `log_cost` is
-            the upper bound of the objective's costs, at which a wrong answer earns nothing.
-        seq, learned_seq: Sequence numbers of this outcome, and of the first learned outcome of its decision.
-        target, predicted: For a correction, the target that the decision counts towards, or None, and the predicted
-            accuracy of the decision.
+            because the client's own limits cut the answer short; or a model failure, which counts as a wrong answer
+            without a score. A failure's cost says nothing about the cost of an answer, so its `log_cost` is the upper
+            cost bound of the objective, where a wrong answer earns nothing.
+        seq, learned_seq: Sequence numbers of this outcome, and of the decision's first learned outcome.
+        target, predicted: For a correction, the target that the decision counts towards, or None, and the decision's
+            predicted accuracy.
         paid: For a failure, its actual cost; None if unknown.
         tried: For a cost alone, whether its model counts as tried, because without a score in place of Correct there
             may never be more to learn.
-        categories: The categories of its context.
+        categories: The context's categories.
     """
 
     observation_id: str
@@ -345,17 +345,17 @@ class Prediction:
 
     Attributes:
         query_id: Id of the context's query.
-        action_ids: The n actions.
+        action_ids: Ids of the n actions.
         mean, width: Predicted mean and confidence width of the reward under the objective, shape (n,).
-        score: The scores that rank the actions, shape (n,).
+        score: The scores used to rank the actions, shape (n,).
         chosen: Index of the drawn action; without randomness, of the action with the best score.
         probability: Probability of each action, shape (n,); None if unknown.
         draws: Number of Monte Carlo draws behind `probability`; 0 if exact.
         error: Standard error of the chosen action's probability; 0.0 if exact.
-        predicted: Predicted (Correct, Score, log C) of the chosen action.
-        terms: Function that returns the predicted terms of every action, shape (n, 3), valid until more is learned;
-            None if the policy models the reward alone.
-        reason: What chose the action: the policy, the warm-up, the exploration floor, the control group, or the
+        predicted: Predicted (Correct, Score, log C) for the chosen action.
+        terms: Function that returns every action's predicted terms, shape (n, 3), valid until more is learned; None if
+            the policy models the reward alone.
+        reason: What determined the action: the policy, the warm-up, the exploration floor, the control group, or the
             baseline.
         cohort: Whether the query belongs to the policy or to the control group.
         randomised: Whether a random draw decided the cohort.
@@ -378,7 +378,7 @@ class Prediction:
 
 
 def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
-    """Return the random generator for one query and purpose. It is the same on every machine and in any batch."""
+    """Return the random generator for one query and purpose, which is the same on every machine and in any batch."""
     digest = hashlib.blake2b(f"{seed}\x1f{purpose}\x1f{query_id}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
@@ -386,13 +386,13 @@ def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
 # The protocol of all policies (UniScale §3.2, Alg. 1).
 #
 # A policy predicts (`predict`) and is updated (`offer`, `decided`, `learn`). It is pure: no clock, no global
-# randomness, no I/O. The same state, contexts and seed give the same choices for any batch size, because every context
+# randomness, no I/O. The same state, contexts and seed yield the same choices for any batch size, because every context
 # has its own random generator, derived from the seed and the query_id.
 #
 # Policies do not detect repeated rewards: `agents.decider.rewards.applied` ensures that each is learned once.
 
 UNPRICED: Final[Mapping[str, Rate]] = {}
-"""Price factors under which an eFLOP costs 1 on every model."""
+"""Price factors that make an eFLOP cost 1 on every model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,10 +400,11 @@ class Traits:
     """Properties of a policy that its caller must respect.
 
     Attributes:
-        order_free: Whether the state depends only on the set of observations, so a fold may reorder and batch them.
-        counts_decisions: Whether a decision changes the next one even before any reward, so decisions must be made one
-            at a time.
-        surface: Whether it uses the surface counts that follow the embedding (`agents.bandit.features`).
+        order_free: Whether the state depends only on the set of observations, so that a fold may reorder and batch
+            them.
+        counts_decisions: Whether a decision changes the next one even before any reward, so that decisions must be made
+            one at a time.
+        surface: Whether the policy uses the surface counts that follow the embedding (`agents.bandit.features`).
     """
 
     order_free: bool = True
@@ -416,7 +417,7 @@ class Refits:
 
     Attributes:
         results: The estimates, keyed by number of outcomes. The owner of the policy's log moves them from here to the
-            log and puts them back before it folds the log. Refits then reuse them, because estimates made again may
+            log, and puts them back before folding the log. Refits then reuse them, because recomputed estimates may
             differ between processors. Each result identifies its history; for any other history, the policy makes new
             estimates.
     """
@@ -433,11 +434,11 @@ class TargetSolver(Protocol):
     """The interface through which a policy answers questions about targets (`agents.bandit.pacing`)."""
 
     def shadow_price(self, target: Target) -> float:
-        """Return λ, the shadow price per unit of cost at which a target is currently met. No state changes."""
+        """Return λ, the shadow price per unit of cost that currently meets a target. No state changes."""
         ...
 
     def shortfall(self, target: Target) -> float | None:
-        """Return the closest feasible value for an infeasible target; None for a feasible one or without outcomes."""
+        """Return the closest feasible value for an infeasible target; None if feasible, or before any outcome."""
         ...
 
     def status(self, target: Target) -> BudgetStatus | None:
@@ -464,7 +465,7 @@ class Policy(Protocol):
 
     @property
     def pacer(self) -> TargetSolver | None:
-        """Return the solver for λ under targets for mean cost and accuracy; None if the policy supports no targets."""
+        """Return the solver for λ under mean-cost and accuracy targets; None if the policy does not support targets."""
         ...
 
     @property
@@ -474,17 +475,17 @@ class Policy(Protocol):
 
     @property
     def graded(self) -> bool:
-        """Return whether the correctness of any answer is known, from an outcome or a prior. Failures do not count."""
+        """Return whether any answer's correctness is known, from an outcome or a prior. Failures do not count."""
         ...
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Set the actions that may be chosen from now on. Outstanding rewards of removed actions are still learned.
+        """Set the available actions from now on. Outstanding rewards for removed actions are still learned.
 
         Args:
             actions: The available actions.
-            price_factors: Price of an eFLOP on each model, 1 for models not listed; in USD, the prices of the model's
-                tokens. A policy that learns costs without prices applies them when it decides; any other policy has to
-                learn new prices from rewards.
+            price_factors: Price of an eFLOP on each model, 1 for models not listed, or, if costs are in USD, the
+                model's token prices. A policy that learns costs without prices applies them when it decides; any other
+                policy has to learn new prices from rewards.
         """
         ...
 
@@ -510,40 +511,40 @@ class Policy(Protocol):
         ...
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
-        """Return the parts whose means add up to the predicted accuracy of an action, if the policy has such parts.
+        """Return the parts whose means add up to an action's predicted accuracy, if the policy has such parts.
 
         No state changes.
         """
         ...
 
     def drifted(self) -> Mapping[str, Drift]:
-        """Return the models for which drift was detected; none if the policy does not detect drift."""
+        """Return the models with detected drift; none if the policy does not detect drift."""
         ...
 
     def left_out(self) -> Sequence[str]:
-        """Return the request categories for which there is no room; none if the policy uses no categories."""
+        """Return the request categories that there is no room for; none if the policy uses no categories."""
         ...
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Record decisions. They advance the decision clock and may count in confidence widths and targets' accounts.
+        """Record decisions. They advance the decision clock, and may count in confidence widths and targets' accounts.
 
-        An abandoned decision stops counting in widths and is settled in its account; the clock does not change.
+        An abandoned decision stops counting in widths and is settled in its account; the clock does not advance.
         """
         ...
 
     def learn(self, outcomes: Sequence[Observation]) -> None:
         """Learn outcomes in order, each according to its kind.
 
-        A first reward adds x to A once. A correction adds (correct − imputed)·x to the column of Correct only. A policy
-        that cannot learn a cost alone abandons the decision. A failure is a first reward for a wrong answer: a policy
-        that learns costs separately ignores its cost, and any other policy learns the `log_cost` given.
+        A first reward adds x to A once. A correction adds (correct − imputed)·x to Correct's column only. A policy that
+        cannot learn a cost alone abandons the decision. A failure is a first reward for a wrong answer: a policy that
+        learns costs separately ignores its cost, and any other policy learns the `log_cost` it is given.
         """
         ...
 
     def state(self) -> bytes:
         """Serialise everything learned, with a format version and a checksum.
 
-        After this call the policy is bit-identical to one that loads the result.
+        After this call, the policy is bit-identical to one that loads the result.
         """
         ...
 
@@ -564,7 +565,7 @@ outweigh millions of true ones in the log-cost column."""
 
 
 def check_share(subject: str, name: str, value: float) -> float:
-    """Return the value if it is in [0, 1]; otherwise raise InvalidObservation naming the field."""
+    """Return the value if it is in [0, 1]; otherwise raise an InvalidObservation that names the field."""
     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
         raise InvalidObservation(subject, name, value, "give a finite value between 0 and 1")
     return value

@@ -1,4 +1,4 @@
-"""Exact incremental ridge regression: `Gram` for many dimensions (Alg. 1, Lines 3-5), `Ridge` for few dimensions."""
+"""Exact incremental ridge regression: `Gram` for many dimensions (Alg. 1, Lines 3-5), `Ridge` for few."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agents.bandit.policy import Matrix, Vector
 # A = λI + Σ x xᵀ and its inverse, updated exactly and cheaply (Alg. 1, Lines 3-5).
 #
 # x = [s_q; f_a] splits A⁻¹ into blocks P (query), Q (cross) and R (action). f_a is short, because the action vectors
-# span at most |A| dimensions (`features`). Then xᵀA⁻¹x = s_qᵀP s_q + 2 f_aᵀQᵀs_q + f_aᵀR f_a costs one product
-# with P for *all* actions.
+# span at most |A| dimensions (`features`). Then xᵀA⁻¹x = s_qᵀP s_q + 2 f_aᵀQᵀs_q + f_aᵀR f_a takes one product with P
+# for *all* actions.
 #
 # Sherman-Morrison is exact but memory-bound if applied row by row, so the last few rank-one terms are buffered: A⁻¹ =
 # base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k product. Symmetric
@@ -22,25 +22,25 @@ from agents.bandit.policy import Matrix, Vector
 # factorisation that corrects it, and for the saved state.
 
 BLOCK: Final = 32
-"""Maximum number of buffered rank-one terms. At d = 1,192, one rank-32 product takes 0.8 ms and 32 rank-one products
-4 ms. With more terms, a flush takes longer without being cheaper per row."""
+"""Maximum number of buffered rank-one terms. At d = 1,192, one rank-32 product takes 0.8 ms, and 32 rank-one products
+take 4 ms. With more terms, a flush takes longer without being cheaper per row."""
 
 BATCH: Final = 64
 """Maximum number of rows added in one rank-k step; more would need larger buffers for no gain."""
 
 DRIFT: Final = 1e-10
-"""Residual |A·A⁻¹x - x| / |x| above which A is factorised again. Below it, scores are accurate to 1e-9."""
+"""A is refactorised if the residual |A·A⁻¹x - x| / |x| exceeds this. Below it, scores are accurate to 1e-9."""
 
 THIN: Final = 1e-6
-"""Smallest 1 - xᵀA⁻¹x at which removing a row by Sherman-Morrison keeps ten digits. Below it, A is factorised again."""
+"""Smallest 1 - xᵀA⁻¹x for which removing a row by Sherman-Morrison keeps ten digits. Below it, A is refactorised."""
 
 
 class Gram:
     """The Gram matrix, its inverse in blocks, and θ = A⁻¹B for every column of B.
 
     Args:
-        query_dim: Length q of s_q.
-        action_dim: Length e of f_a; `widen` changes it.
+        query_dim: q, the length of s_q.
+        action_dim: e, the length of f_a; `widen` changes it.
         columns: Number of columns of B.
         ridge: λ > 0.
     """
@@ -69,7 +69,7 @@ class Gram:
         return self.q + self.e
 
     def attach(self, actions: Matrix) -> None:
-        """Set the action rows f_a, shape (n, e), and precompute their quadratic forms."""
+        """Set the action rows, f_a, shape (n, e), and precompute their quadratic forms."""
         self.actions = np.ascontiguousarray(actions)
         self._ready()
 
@@ -77,8 +77,8 @@ class Gram:
         """Return √(xᵀA⁻¹x) for every query and action, shape (m, n).
 
         Args:
-            queries: s_q of m contexts, shape (m, q).
-            blocks: f_a for each query, shape (m, n, e), if they depend on the query; None uses the attached rows.
+            queries: s_q for m contexts, shape (m, q).
+            blocks: f_a for each query, shape (m, n, e), if it depends on the query; None uses the attached rows.
         """
         k = self._k
         if len(queries) == 1:
@@ -101,7 +101,7 @@ class Gram:
         return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
     def marginal(self, query: Vector) -> tuple[float, Vector, Matrix]:
-        """Return (s_qᵀP s_q, Qᵀs_q, R), the covariance of (s_qᵀθ_q, θ_a), which is all that scores need."""
+        """Return (s_qᵀP s_q, Qᵀs_q, R), the covariance of (s_qᵀθ_q, θ_a), which is all that scoring needs."""
         k = self._k
         h = self._gq[:k] @ query
         signed = self._ga[:k] * self._sign[:k, None]
@@ -126,10 +126,10 @@ class Gram:
         return u
 
     def add(self, x: Matrix, targets: Matrix, sign: float = 1.0) -> None:
-        """Add x xᵀ to A and x·target to B for each row, or with sign -1 subtract them.
+        """Add x xᵀ to A and x·target to B for each row, or subtract them if the sign is -1.
 
         Args:
-            x: Rows [s_q; f_a], shape (m, q + e), already scaled by the square root of their weight.
+            x: Rows [s_q; f_a], shape (m, q + e), already scaled by the square roots of their weights.
             targets: Rows of reward terms, shape (m, columns), with the same scaling.
             sign: 1.0 to add rows, -1.0 to remove rows that were added.
         """
@@ -160,7 +160,7 @@ class Gram:
         self.factorise()
 
     def widen(self, action_dim: int, kept: Sequence[int]) -> None:
-        """Resize the action block: old columns move to positions `kept`, and new ones get λ on the diagonal."""
+        """Resize the action block: old columns move to the positions `kept`, and new ones get λ on the diagonal."""
         self.flush()
         old, places = self.a, np.concatenate([np.arange(self.q), self.q + np.asarray(kept, dtype=np.intp)])
         self.e = action_dim
@@ -292,16 +292,16 @@ class Gram:
 
 # Ridge regression with few dimensions, row by row: A = Λ + Σ w x xᵀ, B = Σ w x tᵀ and Θ = A⁻¹B, with a diagonal Λ.
 #
-# `Gram` is fast at a thousand dimensions, but how rows are batched changes its last bits. `Ridge` does not depend on
+# `Gram` is fast at a thousand dimensions, but its last bits depend on how rows are batched. `Ridge` does not depend on
 # batching: a row is added by the same operations whether alone or in a batch, live or from the log, and the inverse is
-# saved with the state. Everything computed from it, such as λ, is therefore the same with and without a recovery.
+# saved with the state. Everything computed from it, such as λ, is therefore the same with or without a recovery.
 #
 # Only one triangle of A and of A⁻¹ is updated, read and saved. Two would not stay symmetric, because BLAS may use a
 # fused multiply-add for a - x·y in some entries and not in others (OpenBLAS's `dger` on Haswell does).
 
 REFRESH: Final = 1000
-"""Number of rows between two factorisations of A. At 150 dimensions, the inverse drifts by 1e-12 over this many
-rank-one updates."""
+"""Number of rows between factorisations of A. At 150 dimensions, the inverse drifts by 1e-12 over this many rank-one
+updates."""
 
 
 class Ridge:
@@ -313,7 +313,7 @@ class Ridge:
 
     Attributes:
         a: A, shape (D, D). Only its lower triangle is valid.
-        half: The lower triangle of A⁻¹, zeros above, shape (D, D).
+        half: The lower triangle of A⁻¹, with zeros above, shape (D, D).
         b, theta: B and Θ, shape (D, columns).
         rows: Number of rows added.
     """
@@ -334,12 +334,12 @@ class Ridge:
     def arrange(self, before: Sequence[int], after: Sequence[int], penalties: Vector) -> None:
         """Move some dimensions, drop the others, and add new ones in between.
 
-        If no dimension is dropped, or all rows are zero in those dropped, the remaining numbers stay bit-identical.
+        If no dimensions are dropped, or all rows are zero in those dropped, the remaining numbers stay bit-identical.
 
         Args:
             before: The dimensions to keep, ascending.
             after: Their new positions, ascending.
-            penalties: One penalty for each resulting dimension; only those of new dimensions are used.
+            penalties: One penalty per resulting dimension; only those for new dimensions are used.
         """
         old, new = np.asarray(before, dtype=np.intp), np.asarray(after, dtype=np.intp)
         kept, to = np.ix_(old, old), np.ix_(new, new)
@@ -365,15 +365,15 @@ class Ridge:
         return np.asarray(blas.dsymv(1.0, self.half.T, x))
 
     def squares(self, x: Matrix) -> Vector:
-        """Return xᵀA⁻¹x of each row, shape (m,)."""
+        """Return xᵀA⁻¹x for each row, shape (m,)."""
         return np.asarray(2.0 * np.sum((x @ self.half) * x, axis=1) - x**2 @ np.diagonal(self.half))
 
     def add(self, x: Vector, targets: Vector) -> None:
         """Add one row.
 
         Args:
-            x: Features of the row, shape (D,).
-            targets: Targets of the row, shape (columns,).
+            x: The row's features, shape (D,).
+            targets: The row's targets, shape (columns,).
         """
         self.a = _rank_one_update(self.a, 1.0, x)
         self.b += np.outer(x, targets)
@@ -393,7 +393,7 @@ class Ridge:
         self.factorise()
 
     def loosen(self, column: int, variance: float) -> None:
-        """Add to the variance of one coefficient: A⁻¹ + v·eeᵀ, with Θ unchanged."""
+        """Increase one coefficient's variance: A⁻¹ + v·eeᵀ, with Θ unchanged."""
         own = np.concatenate([self.a[column, :column], self.a[column:, column]])
         self.a = _rank_one_update(self.a, -variance / (1.0 + variance * float(own[column])), own)
         self.half[column, column] += variance
@@ -414,7 +414,7 @@ class Ridge:
         self.theta = _times(self.half, self.b)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return all arrays, from which `restore` continues bit for bit."""
+        """Return all arrays; `restore` then continues bit for bit."""
         return {
             "ridge.a": _lower(self.a),
             "ridge.inverse": _lower(self.half),
@@ -436,12 +436,12 @@ def _rank_one_update(lower: Matrix, factor: float, x: Vector) -> Matrix:
 
 
 def _times(lower: Matrix, columns: Matrix) -> Matrix:
-    """Return the product of a symmetric matrix, given as its lower triangle, with some columns."""
+    """Return the product of a symmetric matrix, represented by its lower triangle, and some columns."""
     return np.ascontiguousarray(blas.dsymm(1.0, lower.T, columns))
 
 
 def _lower(matrix: Matrix) -> Vector:
-    """Return the lower triangle of a matrix."""
+    """Return a matrix's lower triangle."""
     return matrix[np.tril_indices(len(matrix))]
 
 
@@ -453,7 +453,7 @@ def _whole(lower: Vector, dim: int) -> Matrix:
 
 
 def _factored(a: Matrix) -> Matrix:
-    """Return the Cholesky factor of a positive definite matrix, given as its lower triangle, in a lower triangle."""
+    """Return the lower Cholesky factor of a positive definite matrix, represented by its lower triangle."""
     low, info = lapack.dpotrf(a, lower=1, clean=0)
     if info:
         raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
@@ -461,7 +461,7 @@ def _factored(a: Matrix) -> Matrix:
 
 
 def inverted(a: Matrix) -> Matrix:
-    """Return the inverse of a positive definite matrix, given as its lower triangle.
+    """Return the inverse of a positive definite matrix, represented by its lower triangle.
 
     Raises:
         LinAlgError: A is no longer positive definite; fold the log again.
@@ -470,16 +470,16 @@ def inverted(a: Matrix) -> Matrix:
     half, _ = lapack.dpotri(low, lower=1, overwrite_c=1)
     half += 0.0  # turns -0.0 into 0.0, so that equal states are bit-identical
     np.copyto(half.T, half, where=np.tri(len(half), k=-1, dtype=bool))
-    return np.asarray(half.T)  # row-major, as every other matrix
+    return np.asarray(half.T)  # row-major, like every other matrix
 
 
 def marginal(a: Matrix, b: Vector, first: int) -> tuple[Matrix, Vector]:
-    """Return A and b of the coefficients from `first` on, with the others integrated out.
+    """Return A and b for the coefficients from `first` on, with the others integrated out.
 
     Args:
         a: A, positive definite, shape (D, D). Only its lower triangle is valid.
         b: b, shape (D,).
-        first: Index of the first coefficient that is kept.
+        first: Index of the first coefficient to keep.
 
     Raises:
         LinAlgError: A is not positive definite.

@@ -1,8 +1,8 @@
-"""A prior from history: a complete initial state for the contextual policy.
+"""A prior learned from a history: a complete initial state for the contextual policy.
 
 `Contextual.relearn` computes it: first the anchors and the directions, then the variances, then A₀ and B₀ from the
-history's rows. Because traffic may differ from history, all outcomes together weigh at most `cap` observations. The cap
-leaves the predictions unchanged and reduces their certainty.
+history's rows. Because traffic may differ from the history, all outcomes together weigh at most as much as `cap`
+observations. The cap leaves the predictions unchanged but makes them less certain.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def teach(
         policy: A policy with its actions added and nothing learned.
         history: The outcomes.
         cap: Weight of the history: it counts as at most this many observations.
-        cost_basis: The basis of the history's costs (`Catalogue.cost_basis`), to record in the prior; None omits it.
+        cost_basis: The basis of the history's costs (`Catalogue.cost_basis`), to be recorded in the prior; None to omit
+            it.
 
     Raises:
         CorruptState: The policy has already learned something.
@@ -57,7 +58,7 @@ def begin(policy: Policy, prior: bytes, actions: Sequence[ActionVector]) -> None
     Args:
         policy: The policy. Its warm-up, if any, ends.
         prior: A state made by `teach`.
-        actions: The actions that will be available; the prior must come from the same models.
+        actions: The actions that will be available; the prior must have been learned from the same models.
 
     Raises:
         PriorRefused: The prior was made for a different policy, encoder, set of features or catalogue.
@@ -76,8 +77,8 @@ def _require_fit(prior: bytes, name: str, mine: dict[str, Any], actions: Sequenc
 
     Args:
         prior: A state made by `teach`.
-        name: Name of the policy that will start from the prior.
-        mine: Settings of that policy.
+        name: Name of the policy that is to start from the prior.
+        mine: That policy's settings.
         actions: The actions that will be available.
     """
     kind, settings = header(prior)
@@ -96,7 +97,7 @@ def _require_fit(prior: bytes, name: str, mine: dict[str, Any], actions: Sequenc
 
 
 def outcomes_of(prior: bytes) -> int:
-    """Return the number of outcomes that a prior counts for; 0 if the prior does not record it.
+    """Return the number of outcomes a prior counts as; 0 if the prior does not record it.
 
     Raises:
         CorruptState: The bytes are truncated or altered.
@@ -128,7 +129,7 @@ def require_cost_basis(prior: bytes, cost_basis: Mapping[str, float | str]) -> N
 
 
 def digest(prior: bytes) -> str:
-    """Return the SHA-256 of a prior, by which a log identifies the prior that it started from."""
+    """Return a prior's SHA-256; a log uses it to identify the prior it started from."""
     return hashlib.sha256(prior).hexdigest()
 
 

@@ -4,7 +4,7 @@
     def _knn(options: KNNOptions, on: Inputs) -> Policy:
         return KNN(on.features(options), options.k)
 
-The service and `experiments` build policies from these names, settings are validated against these options, and a test
+The service and `experiments` build policies by these names, settings are validated against these options, and a test
 compares them with the table in the documentation. A new policy needs one file here, listed in `_import_all`, and one
 row in docs/policies.md.
 """
@@ -30,15 +30,15 @@ from schemas.objective import CostUnit
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options common to all policies; a policy's own options extend them.
+    """Options common to all policies; each policy's own options extend them.
 
     Attributes:
         floor: ε of the recorded exploration floor.
-        warm_up: Uniform rounds at the start; 50 in the paper's experiments.
-        control_share: Share of the queries that get `control_action`, regardless of the policy.
-        control_action: The action of the control group, `model/qp/cp/bs`. Unless a verifier scores all models, it is
-            also the baseline, which all queries get until the correctness of some answer is known.
-        control_salt: Secret that determines membership in the control group, so that nobody can pick an id to get in.
+        warm_up: Number of uniform rounds at the start; 50 in the paper's experiments.
+        control_share: Share of queries that get `control_action`, regardless of the policy.
+        control_action: The control group's action, `model/qp/cp/bs`. Unless a verifier scores all models, it is also
+            the baseline, which all queries get until any answer's correctness is known.
+        control_salt: Secret that determines control-group membership, so that nobody can pick an id to get in.
         action_features, interactions, query_rank, action_rank, interaction_scale, basis_seed: See FeatureSettings.
     """
 
@@ -88,13 +88,13 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the factory of a policy needs besides the policy's options.
+    """A policy factory's inputs besides the policy's options.
 
     Attributes:
         query_dim: Length of s_q.
         action_dim: Length of s_a; with one-hot features, the maximum number of actions that can ever be added.
-        encoder: Identity of the encoder of s_q and s_a; a prior from a different encoder is rejected.
-        unit: Unit of costs. In USD, a policy that applies prices when it decides learns tokens instead of costs.
+        encoder: Identity of the encoder used for s_q and s_a; a prior from a different encoder is rejected.
+        unit: Unit of costs. If it is USD, a policy that applies prices when it decides learns tokens instead of costs.
     """
 
     query_dim: int
@@ -123,7 +123,7 @@ Make = Callable[[Any, Inputs], Policy]
 
 @dataclass(frozen=True)
 class Kind:
-    """A registered policy: its name, the type of its options, and its factory."""
+    """A registered policy: its name, option type and factory."""
 
     name: str
     options: type[Options]
@@ -159,16 +159,16 @@ def _import_all() -> None:
 
 # Building a policy from its name and options, for both the service and `experiments`.
 #
-# The defaults are the paper's, except for `reward`, because one column of b per reward term lets objectives change
-# without relearning.
+# The defaults are the paper's, except for `reward`: with one column of b per reward term, objectives can change without
+# relearning.
 
 
 def options_of(name: str, given: Mapping[str, Any] | None = None) -> Options:
-    """Return the options of a policy, with defaults for those not given.
+    """Return a policy's options, with defaults for those not set.
 
     Args:
         name: The policy's name.
-        given: Values of options, keyed by name, as parsed from JSON.
+        given: Option values, keyed by name, as parsed from JSON.
 
     Raises:
         PolicyRefused: The policy or an option is unknown, or a value is out of range; the message names it.
@@ -201,7 +201,7 @@ def build_policy(
 
     Args:
         name: The policy's name.
-        given: Its options.
+        given: The policy's options.
         query_dim: Length of s_q.
         action_dim: Length of s_a; with one-hot features, the maximum number of actions that can ever be added.
         encoder: Identity of the encoder; a prior must come from the same one.

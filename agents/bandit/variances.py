@@ -16,13 +16,13 @@ from agents.bandit.history import History
 from agents.bandit.policy import Matrix, Vector
 from agents.bandit.posterior import inverted
 
-# Every coefficient has the prior N(0, τ²) with the τ² of its block, so coefficients that do not help shrink to zero and
+# Every coefficient has the prior N(0, τ²), with its block's τ², so coefficients that do not help shrink to zero while
 # others do not. The variances maximise the marginal likelihood of the outcomes (MacKay's fixed point), with defaults
 # from other fleets weighing as much as three coefficients.
 #
-# Outcomes for one question share an effect of the question, and those that also have the same model share an effect of
-# the pair. Such outcomes say more about differences between actions than independent outcomes would, and less about the
-# level of each action. Rows, pairs and questions therefore have separate noise variances.
+# Outcomes for the same question share a question effect, and those that also have the same model share an effect for
+# the pair. Such outcomes say more about differences between actions than independent outcomes would, and less about
+# each action's level. Rows, pairs and questions therefore have separate noise variances.
 
 BELIEF: Final = 3.0
 """Weight of a block's default variance, as a number of coefficients."""
@@ -31,13 +31,13 @@ BELIEF_NOISE: Final = 20.0
 """Weight of the prior noise, as a number of outcomes."""
 
 ROUNDS: Final = 20
-"""Number of fixed-point iterations for a history. Each inverts A once."""
+"""Number of fixed-point iterations per history. Each inverts A once."""
 
 ROUNDS_OF_LAST: Final = 10
 """Number of fixed-point iterations for the variances of the last blocks, given the others."""
 
 FLAT: Final = 1e-7
-"""Lower bound of every block's variance and of every noise variance."""
+"""Lower bound on every block variance and every noise variance."""
 
 USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "one × constant": (0.1, 0.1),
@@ -60,22 +60,22 @@ USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "coordinate × category": (0.001 / 16, 0.01 / 16),
     "model × category": (0.02 / 16, 0.02 / 16),
 }
-"""Generic prior: default variances of each block's coefficients, for accuracy and for cost in units of the anchors. For
-categories, the factor 1/16 was chosen on halves of a history (`experiments/CRITERIA.md`)."""
+"""Generic prior: default variances for each block's coefficients, for accuracy and for cost in units of the anchors.
+For categories, the factor 1/16 was chosen on halves of a history (`experiments/CRITERIA.md`)."""
 
 
 MEANS: Final[Mapping[str, tuple[float, float]]] = {"size": (0.12, 0.0)}
-"""Default means of the query-independent coefficients of plain coordinates: how accuracy, and cost in units of the
+"""Default means for the query-independent coefficients of plain coordinates: how accuracy, and cost in units of the
 anchors, typically grow along them."""
 
 
 def usual_mean(feature: str, block: str, term: int) -> float:
-    """Return the default mean of a feature's coefficients in a block, for accuracy (0) or cost (1)."""
+    """Return the default mean for a feature's coefficients in a block, for accuracy (0) or cost (1)."""
     return MEANS[feature][term] if feature in MEANS and block.endswith("constant") else 0.0
 
 
 def usual_variance(block: str, term: int) -> float:
-    """Return the default variance of a block of `ContextualFeatures.column_blocks`, for accuracy (0) or cost (1)."""
+    """Return the default variance for a block from `ContextualFeatures.column_blocks`, for accuracy (0) or cost (1)."""
     return USUAL[usual_block(block)][term]
 
 
@@ -92,8 +92,8 @@ class Evidence:
     """Sums over rows that share one noise variance.
 
     Attributes:
-        gram, moment: Σ x xᵀ, shape (D, D), and Σ x·yᵀ of all targets, shape (D, T).
-        square: Σ y² of the first target, whose variances are estimated.
+        gram, moment: Σ x xᵀ, shape (D, D), and Σ x·yᵀ over all targets, shape (D, T).
+        square: Σ y² for the first target, whose variances are estimated.
         count: Number of rows.
         noise: The current estimate of the noise variance.
         leaves: Columns of features that exclude each other, such as the models', shape (M, r): no row except those of
@@ -110,7 +110,7 @@ class Evidence:
     mixed: Matrix = field(default_factory=lambda: np.zeros((0, 0)))
 
     def of(self, columns: int) -> Evidence:
-        """Return the same sums, restricted to the first columns of x."""
+        """Return the same sums, restricted to the first `columns` columns of x."""
         if columns == len(self.gram):
             return self
         gram = np.ascontiguousarray(self.gram[:columns, :columns])
@@ -125,7 +125,7 @@ class Evidence:
 
 
 class Posterior:
-    """The posterior of the coefficients, given evidence, for any noise and prior variances.
+    """The coefficients' posterior, given evidence, for any noise and prior variances.
 
     If the last kind of evidence has leaves (`Evidence.leaves`), A is a block arrowhead matrix, in which the products of
     two leaves are zero, plus the products of a few rows (`Evidence.mixed`). Its inverse then costs little more than
@@ -150,11 +150,11 @@ class Posterior:
             self._among = gram[np.ix_(rest, rest)]
 
     def given(self, noises: Sequence[float], penalties: Vector) -> tuple[Vector, Vector, list[float]]:
-        """Return the means and variances of the coefficients, and the next estimate of each noise variance.
+        """Return the coefficients' means and variances, and the next estimate of each noise variance.
 
         Args:
-            noises: The noise variance of each kind of evidence.
-            penalties: The precisions of the prior, shape (D,).
+            noises: The noise variance for each kind of evidence.
+            penalties: The prior precisions, shape (D,).
         """
         pairs = list(zip(self._evidence, noises, strict=True))
         b = np.zeros(len(penalties))
@@ -228,18 +228,18 @@ class Posterior:
 
 
 Variances: TypeAlias = tuple[dict[str, float], list[float]]
-"""The variance of every block of a regression, and the noise variance of every kind of evidence."""
+"""The variance of each of a regression's blocks, and the noise variance of each kind of evidence."""
 
 
 def estimated(
     evidence: Sequence[Evidence], blocks: Sequence[str], term: int, known: Variances | None = None
 ) -> Variances:
-    """Estimate the variance of every block, and the noise variance of every kind of evidence.
+    """Estimate each block's variance, and the noise variance for each kind of evidence.
 
     Args:
-        evidence: The sums of each kind of evidence.
+        evidence: The sums for each kind of evidence.
         blocks: The block of each column.
-        term: Which defaults apply: those of accuracy (0) or of cost (1).
+        term: Which defaults apply: those for accuracy (0) or cost (1).
         known: Block variances to keep, and noise variances to start from; None to estimate all of them.
     """
     names = list(dict.fromkeys(blocks))
@@ -257,10 +257,10 @@ def estimated(
 
 
 def _maximised(tau: Vector, of: np.ndarray, theta: Vector, variances: Vector, usual: Vector) -> Vector:
-    """Return the variances of the next iteration of the fixed point.
+    """Return the variances for the next fixed-point iteration.
 
     Args:
-        tau: The current variances, one for each block.
+        tau: The current variances, one per block.
         of: Index of each column's block.
         theta: Posterior means of the coefficients, given the current variances.
         variances: Posterior variances of the coefficients, given the current variances.
@@ -273,15 +273,15 @@ def _maximised(tau: Vector, of: np.ndarray, theta: Vector, variances: Vector, us
 def estimated_with_last(
     evidence: Sequence[Evidence], blocks: Sequence[str], first: int, term: int
 ) -> Variances:
-    """Estimate the noise variances and the variances of all blocks, those of the last blocks given the others.
+    """Estimate the noise variances and all block variances, those of the last blocks given the others.
 
     Effects that the other blocks can explain are attributed to those blocks. Columns that add nothing, such as those
-    of categories that are irrelevant or already evident from the text, therefore get next to no variance.
+    for categories that are irrelevant or already evident from the text, therefore get next to no variance.
 
     Args:
-        evidence: The sums of each kind of evidence.
+        evidence: The sums for each kind of evidence.
         blocks: The block of each column.
-        first: Index of the first column of the last blocks.
+        first: Index of the first column in the last blocks.
         term: As for `estimated`.
     """
     found = estimated([each.of(first) for each in evidence], blocks[:first], term)
@@ -291,14 +291,14 @@ def estimated_with_last(
 def estimated_last(
     gram: Matrix, moment: Vector, blocks: Sequence[str], term: int, known: Mapping[str, float]
 ) -> dict[str, float]:
-    """Estimate the variances of the last blocks, given those of the others and the noise.
+    """Estimate the last blocks' variances, given the other blocks' variances and the noise.
 
     Args:
-        gram: A of these blocks' columns, with the others integrated out (`marginal`), without these blocks' penalties.
-        moment: b of the same columns.
+        gram: A for these blocks' columns, with the others integrated out (`marginal`), without these blocks' penalties.
+        moment: b for the same columns.
         blocks: The block of each of these columns.
         term: As for `estimated`.
-        known: Variances to start from. A block that is not included starts from its default.
+        known: Variances to start from. A block not listed starts from its default.
     """
     names = list(dict.fromkeys(blocks))
     of = np.array([names.index(name) for name in blocks])
@@ -316,12 +316,12 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
     Args:
         features: The features, which compute x.
         history: The history.
-        z: [z; c] of its questions, shape (Q, rank + K).
-        targets: Centred targets of its rows, shape (m, T). Variances are estimated for the first target.
+        z: [z; c] for each question, shape (Q, rank + K).
+        targets: Centred targets for each row, shape (m, T). Variances are estimated for the first target.
 
     Returns:
-        The sums for the deviations of rows from the mean of their question and model, for the deviations of these means
-        from the mean of their question, and for the means of questions. Empty levels are omitted.
+        The sums for the rows' deviations from the mean of their question and model, for those means' deviations from
+        the mean of their question, and for the question means. Empty levels are omitted.
     """
     models = list(dict.fromkeys(features.models))
     model = np.array([models.index(name) for name in features.models])[history.action]
@@ -444,7 +444,7 @@ def _evidence_of_separate(
 ) -> Evidence:
     """Return the sums over rows that each have their own question, as in most traffic.
 
-    Rows of one action share g: Σ x xᵀ = Σ_a g gᵀ ⊗ Σ z zᵀ.
+    Rows with the same action share g: Σ x xᵀ = Σ_a g gᵀ ⊗ Σ z zᵀ.
     """
     root, taken = np.sqrt(history.weights)[rows, None], history.action[rows]
     z, targets = z[history.question[rows]] * root, targets[rows] * root
@@ -477,7 +477,7 @@ def _crossed(sums: Matrix, left: Matrix, right: Matrix) -> Matrix:
 
 
 def _means(x: Matrix, y: Matrix, starts: np.ndarray) -> tuple[Matrix, Matrix]:
-    """Return the means of groups of consecutive rows, each times the square root of the group's size."""
+    """Return the means of groups of consecutive rows, each multiplied by the square root of the group's size."""
     share = np.sqrt(np.diff(np.append(starts, len(x))))[:, None]
     return np.add.reduceat(x, starts) / share, np.add.reduceat(y, starts) / share
 
@@ -487,4 +487,4 @@ MIXED: Final = 1 / 3
 matrix plus these rows. With more of them, this would hardly be faster than inverting A."""
 
 CHUNK: Final = 64
-"""Number of questions whose rows are held in memory at a time."""
+"""Number of questions to process at a time, to limit the rows in memory."""

@@ -1,4 +1,4 @@
-"""Categories of a request: its properties besides the text, as `key=value` with values from closed lists."""
+"""A request's categories: its properties besides the text, as `key=value` pairs with values from closed lists."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from schemas.query import GATEWAY, Query
 from schemas.record import MAX_NAME
 
 MOST_VALUES: Final = 64
-"""Maximum number of values of all keys together. Each value adds at least one coefficient per model."""
+"""Maximum number of values across all keys. Each value adds at least one coefficient per model."""
 
 OWN: Final = "request."
-"""Prefix of the categories that are derived from the request itself; no metadata key may start with it."""
+"""Prefix of categories derived from the request itself; no metadata key may start with it."""
 
 
 class ContextKeysRefused(UniscaleError, ValueError):
@@ -23,7 +23,7 @@ class ContextKeysRefused(UniscaleError, ValueError):
 
 @dataclass(frozen=True)
 class ContextKeys:
-    """The metadata keys of a Query from which the policy learns, with the possible values of each.
+    """The Query metadata keys that the policy learns from, with the possible values of each.
 
     Attributes:
         values: The possible values of each key. Any other value is ignored, so traffic cannot extend the lists.
@@ -33,7 +33,7 @@ class ContextKeys:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ContextKeys:
-        """Check the keys of a configuration and return them.
+        """Validate the configured keys and return them.
 
         Raises:
             ContextKeysRefused: A key or value is unsuitable, or there are too many values.
@@ -61,7 +61,7 @@ NO_KEYS: Final = ContextKeys({})
 
 
 def categories_of(query: Query, keys: ContextKeys) -> tuple[str, ...]:
-    """Return a query's categories: those of the request itself, then those of its metadata. Most queries have none."""
+    """Return a query's categories: those from the request itself, then those from its metadata. Most have none."""
     needs = query.required
     turns = 1 if query.messages is None else sum(message.role == "user" for message in query.messages)
     tools = 0 if query.options is None else len(query.options.tools)

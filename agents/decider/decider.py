@@ -1,9 +1,9 @@
 """One shard's learner: turns Contexts into Decisions (Alg. 1), learns from Rewards, and retries failed attempts.
 
 It works on lists and does no I/O. Every call returns the rows that must be durable before anything is sent or
-acknowledged; the service writes them, waits, then sends. If a call raises, or a write fails, the learner may be ahead
-of its log and must not be used again: call `recover` in a new one. Each record has its own result, so one bad record
-in a batch does not affect the others.
+acknowledged; the service writes them, waits, then sends. If a call raises or a write fails, the learner may be ahead of
+its log and must not be used again: call `recover` on a new one. Each record has its own result, so one bad record in a
+batch does not affect the others.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from schemas.record import MAX_VALUE, decode, encode
 from schemas.reward import Reward
 
 Rows = Callable[[str], bytes | None]
-"""Looks up a row of the table by the id of its attempt (`attempt_id`); None if there is none."""
+"""Looks up a table row by its attempt's id (`attempt_id`); None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class LearnResult:
     """The result for one Reward: rows to write, nothing, or the error for its dead letter.
 
     Attributes:
-        rows: The query's changed rows. If the call refitted the policy, the last result with rows also has the
+        rows: The query's changed rows. If the call refitted the policy, the last result with rows also includes the
             estimates.
         ended: Names of the attempts whose rows have ended.
     """
@@ -84,24 +84,25 @@ class Decider:
     Args:
         policy: Any policy, without actions.
         rules: How to learn from a reward without correctness.
-        seed: Seed of every random choice.
-        encoder: Id of the encoder of the action vectors; a Context from another encoder is rejected. Empty accepts any.
+        seed: Seed for every random choice.
+        encoder: Id of the encoder used for the action vectors; a Context from another encoder is rejected. If empty,
+            any is accepted.
         unit: Unit of costs; a log or a prior in the other unit is rejected.
-        limit: Maximum bytes of a row. A Context whose row could exceed it is rejected before it is decided. The
+        limit: Maximum row size, in bytes. A Context whose row could exceed it is rejected before it is decided. The
             Decision is part of the row, so it fits as well.
 
     Attributes:
-        seq: Next sequence number of decisions and updates.
+        seq: Next sequence number for decisions and updates.
         clock: Number of decisions.
         offered: Ids of the available actions.
-        price_factors: What each model charges; a model not listed charges 1 per eFLOP.
+        price_factors: Each model's price; a model not listed costs 1 per eFLOP.
         baseline: The action to take until the policy has learned from a graded answer; empty for none.
         mixed, mixed_seq: As in the offer row.
         prior: SHA-256 of the prior that the log started from; empty for none.
         shares: The tenants of the latest outcomes.
-        sessions: The last turns of sessions.
-        ended: Ids of ended queries, to recognise duplicates whose row has left the log.
-        verdicts: Number of rewards by verdict; for metrics.
+        sessions: Each session's last turn.
+        ended: Ids of ended queries, for recognising duplicates whose rows have left the log.
+        verdicts: Number of rewards per verdict, for metrics.
     """
 
     policy: Policy
@@ -141,7 +142,7 @@ class Decider:
 
         Args:
             actions: The available actions.
-            price_factors: What each model charges; a model not listed charges 1 per eFLOP.
+            price_factors: Each model's price; a model not listed costs 1 per eFLOP.
             baseline: The action to take until the policy has learned from a graded answer; empty for none.
             mixed: Whether no one verifier scores all models of the catalogue.
         """
@@ -180,8 +181,8 @@ class Decider:
         Args:
             asked: Contexts with their origins, in offset order.
             rows: The table.
-            environment: Catalogue, objectives and living executors.
-            timer: Measures how long the choice takes. Decisions record this, and nothing else depends on it.
+            environment: The catalogue, objectives and live executors.
+            timer: Measures how long the choice takes. Decisions record this; nothing else depends on it.
         """
         results: dict[int, DecisionResult] = {}
         fresh: dict[str, tuple[int, QueryContext, Origin]] = {}
@@ -247,13 +248,13 @@ class Decider:
         attempts: int,
         timer: Timer = untimed,
     ) -> list[RetryResult]:
-        """Close the row of each failed attempt, and decide again for its query without the models that failed.
+        """Close each failed attempt's row, and decide again for its query without the models that failed.
 
         Args:
             failures: The failures, in offset order.
             rows: The table.
-            environment: Catalogue, objectives and living executors.
-            attempts: Maximum attempts at a query.
+            environment: The catalogue, objectives and live executors.
+            attempts: Maximum number of attempts at a query.
             timer: As for `decide`.
         """
         made: dict[bytes, bytes] = {}
@@ -279,14 +280,14 @@ class Decider:
         will be missing.
 
         Args:
-            log: Every key and value of the log, in any order, starting at the offset that the snapshots name.
-            snapshots: Every key and value of the snapshots' topic.
-            whole: Whether to reject a log in which a sequence number is missing.
-            without: Keys of open rows of the snapshot to leave out.
+            log: Every key and value in the log, in any order, starting at the offset named in the snapshots.
+            snapshots: Every key and value in the snapshot topic.
+            whole: Whether to reject a log with a missing sequence number.
+            without: Keys of the snapshot's open rows to leave out.
 
         Raises:
             CorruptState: A row comes from another release; a sequence number has no row, or two; or rows have been
-                removed and no snapshot that replaces them is complete.
+                removed and there is no complete snapshot that replaces them.
         """
         restored = restore(
             self.policy, log, snapshots, self.ended, whole=whole, without=without, unit=self.unit
@@ -310,9 +311,9 @@ class Decider:
         """Start from a prior; return the records of snapshot -1, which must be written before anything else.
 
         Args:
-            prior: A policy's state made from history.
+            prior: A policy state learned from a history.
             actions: The actions that will be available.
-            chunk_bytes: Size of a chunk.
+            chunk_bytes: Chunk size, in bytes.
             cost_basis: The cost basis of these actions; None accepts any.
 
         Raises:
@@ -335,11 +336,11 @@ class Decider:
         carried: snapshot.Carried | None = None,
         present: Collection[bytes] = (),
     ) -> list[tuple[bytes, bytes]]:
-        """Return the records of a snapshot of the current state, in the order in which they must be written.
+        """Return the records of a snapshot of the current state, in the order they must be written.
 
         Args:
-            chunk_bytes: Size of a chunk.
-            prior: SHA-256 of the prior, if this is the snapshot of one.
+            chunk_bytes: Chunk size, in bytes.
+            prior: SHA-256 of the prior, if this is a prior's snapshot.
             carried: Everything except the policy's state; None for a snapshot that needs the whole log, such as a
                 prior.
             present: Keys of the snapshot records that already exist.
@@ -380,14 +381,14 @@ class Decider:
                     for one in part:
                         results += self._decide_fresh([one], environment, timer)
                 continue
-            # All rows have been validated. From here on, no error is due to a record.
+            # All rows have been validated. From here on, no record can be the cause of an error.
             self._record([row for _, row in made])
             self.context_offset = max([self.context_offset, *(origin.offset for _, origin in part)])
             results += [decided for decided, _ in made]
         return results
 
     def _estimated(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return rows with the estimates that the policy has made since the last call."""
+        """Return rows with the estimates the policy has made since the last call."""
         size = min(REFIT_BYTES, self.limit // 2)
         found = [
             row
@@ -400,7 +401,7 @@ class Decider:
     def _apply_reward(
         self, reward: Reward, offset: int, newer: Mapping[str, Row], rows: Rows, seq: int
     ) -> tuple[Verdict, list[RowTransition]]:
-        """Return the verdict on a reward, and the rows that it changes, of its own attempt and of later attempts."""
+        """Return the verdict on a reward, and the rows it changes: its own attempt's and those of later attempts."""
         query_id, attempt = reward.query_id, reward.attempt
         name = attempt_id(query_id, attempt)
         row = newer.get(name) or self._row(name, rows)
@@ -410,7 +411,8 @@ class Decider:
             self._checked(row)
             verdict, move = apply_reward(row, reward, offset, seq, self.rules, self.shares)
             moves += [] if move is None else [move]
-        # A search that ran twice may have failed once and answered once. The attempt after the failure is then void.
+        # A search that ran twice may have failed once and answered once. The attempt that followed the failure is then
+        # void.
         while reward.closes:
             attempt += 1
             name = attempt_id(query_id, attempt)
@@ -462,7 +464,7 @@ class Decider:
         environment: DecisionEnvironment,
         timer: Timer,
     ) -> DecisionResult | None:
-        """Return the next Decision for the query of an attempt that failed, or its error; None if it may have none."""
+        """Return the next Decision for a failed attempt's query, or its error; None if the query may have none."""
         if context is None or context.query.pinned is not None or not previous.affordable(context.query):
             return None
         try:
@@ -471,7 +473,7 @@ class Decider:
             asked = [(context, row.context_origin)]
             [(made, next_)] = self._decisions(asked, replace(environment, excluded=excluded), timer, previous)
         except UniscaleError as error:
-            # Returned, not raised: the failed attempt's row already has a sequence number and must be written.
+            # Returned rather than raised: the failed attempt's row already has a sequence number and must be written.
             return DecisionResult(context.query_id, error=error)
         self._record([next_])
         return made
@@ -483,7 +485,7 @@ class Decider:
         timer: Timer,
         previous: PreviousAttempts | None = None,
     ) -> list[tuple[DecisionResult, Row]]:
-        """Return what `decisions` returns for the current state, without changing the state."""
+        """Return the result of `decisions` for the current state, without changing the state."""
         return decisions(
             self.policy,
             asked,
@@ -501,7 +503,7 @@ class Decider:
         )
 
     def _record(self, made: Sequence[Row]) -> None:
-        """Count Decisions, and tell the policy and their sessions of them."""
+        """Count Decisions, and inform the policy and the sessions about them."""
         update_policy(self.policy, "decided", made)
         self.seq += len(made)
         self.clock += len(made)
@@ -516,7 +518,7 @@ class Decider:
         return row if isinstance(row, Row) else None
 
     def _checked(self, row: Row | None) -> None:
-        """Reject a row with an action that is not in the log, before changing anything."""
+        """Reject a row whose action is not in the log, before changing anything."""
         if row is not None and row.action not in self.actions:
             raise CorruptState(f"row {row.query_id!r} action", row.action, "an action row of that id")
 

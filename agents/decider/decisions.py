@@ -1,7 +1,7 @@
-"""From Contexts to Decisions, each with its row of the learner's log.
+"""From Contexts to Decisions, each with its row in the learner's log.
 
-A Context becomes the policy's input, the policy chooses, and the choice becomes the Decision on the wire. Nothing
-here changes the learner, which counts and logs the results.
+A Context becomes the policy's input, the policy makes a choice, and the choice becomes the Decision on the wire.
+Nothing here changes the learner, which counts and logs the results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DecisionResult:
 
     Attributes:
         value: The Decision's bytes; None on an error, or if the query has ended and its row has left the log.
-        group: The executor group that gets the Decision in addition to the topic `action-decision`.
+        group: The executor group that is sent the Decision, in addition to the topic `action-decision`.
         row: Key and value of the row to write before sending; None if the row already exists (a redelivery).
     """
 
@@ -79,18 +79,18 @@ def decisions(
     baseline: str = "",
     sessions: Sessions,
 ) -> list[tuple[DecisionResult, Row]]:
-    """Return a Decision for each Context, all made from one state of the policy, with their rows.
+    """Return a Decision for each Context, all made from the same policy state, with their rows.
 
     Args:
         policy: The policy. It is not updated with its choices here.
         asked: New Contexts with their origins, in offset order.
-        environment: Catalogue, objectives and living executors.
-        seq: Sequence number of the first Decision; those of the others follow.
+        environment: The catalogue, objectives and live executors.
+        seq: Sequence number of the first Decision; the others follow consecutively.
         clock: Number of decisions before the first.
         seed: The decider's seed.
-        encoder: Id of the encoder of the action vectors; empty accepts any.
-        price_factors: What each model charges, as known to the policy; a model not listed charges 1 per eFLOP.
-        limit: Maximum bytes of a row.
+        encoder: Id of the encoder used for the action vectors; empty accepts any.
+        price_factors: Each model's price, as known to the policy; a model not listed costs 1 per eFLOP.
+        limit: Maximum row size, in bytes.
         timer: Measures how long the choice takes; each Decision records this time.
         previous: What a further attempt inherits from those before it; None for first attempts.
         baseline: The action to take until the policy has learned from a graded answer; empty for none.
@@ -100,7 +100,7 @@ def decisions(
         UniscaleError: One of the Contexts must be rejected, regardless of the others.
     """
     began_s = timer()
-    # All decisions are made from one state, so they share its shadow prices.
+    # All decisions are made from the same state, so they share its shadow prices.
     shadow_price = cache(policy.pacer.shadow_price) if policy.pacer else None
     attempt = 1 if previous is None else previous.decision.attempt + 1
     objectives = [
@@ -168,11 +168,11 @@ def resolve_objective(
     policy: str,
     shadow_price: Callable[[Target], float] | None,
 ) -> ObjectiveInForce:
-    """Return the objective of a Context, with the shadow price λ of its target.
+    """Return a Context's objective, with its target's shadow price λ.
 
     Args:
         record: The Context.
-        environment: Contains the known objectives.
+        environment: The environment with the known objectives.
         policy: The policy's name.
         shadow_price: Returns the pacer's λ for a target; None if the policy has no pacer.
 
@@ -191,7 +191,7 @@ def resolve_objective(
 
 
 def check_budget(query: Query, unit: CostUnit) -> None:
-    """Reject a budget whose unit is not that of costs, because it cannot be enforced.
+    """Reject a budget that is not in the unit of costs, because it cannot be enforced.
 
     Raises:
         InvalidField: The budget is in the other unit. The message names the field and the fix.
@@ -215,10 +215,10 @@ def policy_context(
 
     Args:
         record: The record.
-        environment: Catalogue, objectives and living executors.
-        encoder: Id of the encoder of the action vectors; empty accepts any.
-        surface: Whether to append surface counts of the question to the embedding.
-        attempt: Number of the attempt at the query, 1 for the first.
+        environment: The catalogue, objectives and live executors.
+        encoder: Id of the encoder used for the action vectors; empty accepts any.
+        surface: Whether to append the question's surface counts to the embedding.
+        attempt: Attempt number, 1 for the first.
         baseline: As for `decisions`.
         session_action: The configuration that the query keeps from its session; empty if the choice is free.
 
@@ -263,12 +263,12 @@ def build_decision(
         record: The Context.
         choice: The policy's choice.
         objective: The current objective.
-        environment: Catalogue, objectives and living executors at the time.
+        environment: The catalogue, objectives and live executors at the time.
         policy: The policy's name.
         seq: Sequence number among decisions and updates.
-        seed: The decider's seed, from which the query's seed derives.
-        price_factors: What each model charges, as the policy knew it; a model not listed charges 1 per eFLOP.
-        decide_s: Seconds that the choice took.
+        seed: The decider's seed; the query's seed is derived from it.
+        price_factors: Each model's price, as known to the policy; a model not listed costs 1 per eFLOP.
+        decide_s: Time taken by the choice, in seconds.
         previous: As for `decisions`.
         features: The request's categories.
     """
@@ -325,15 +325,15 @@ def build_decision(
 
 
 def seed_of(seed: int, query: Query, attempt: int = 1) -> int:
-    """Return the seed of an attempt, from which the seeds of its steps and paths derive.
+    """Return an attempt's seed; the seeds of its steps and paths are derived from it.
 
-    It depends on the decider's seed, the client's seed (or the query's id if the client gave none) and the attempt.
+    It depends on the decider's seed, the client's seed (or the query id if the client set none) and the attempt.
 
     >>> first, second = Query(query_id="q-1", text="Hm?", seed=7), Query(query_id="q-2", text="Hm?", seed=7)
     >>> seed_of(0, first) == seed_of(0, second) != seed_of(1, first)
     True
     """
-    # Ids have no spaces, so a client's seed never collides with the id of another query.
+    # Ids contain no spaces, so a client's seed never collides with another query's id.
     name = query.query_id if query.seed is None else f"seed {query.seed}"
     name = name if attempt == 1 else f"{name} attempt {attempt}"
     digest = hashlib.blake2b(f"{seed}\x1f{name}".encode(), digest_size=8).digest()
@@ -356,7 +356,7 @@ def resend_decision(context: QueryContext, value: bytes) -> DecisionResult:
 
 
 def reject_ended(context: QueryContext, place: tuple[int, int]) -> DecisionResult:
-    """Return the result for a Context whose query has ended and whose row was removed: nothing, or DuplicateQuery."""
+    """Return the result for a Context whose query has ended and had its row removed: nothing, or DuplicateQuery."""
     partition, offset = place
     if (context.origin.partition, context.origin.offset) == place:
         return DecisionResult(context.query_id)

@@ -1,4 +1,4 @@
-"""Which configurations a query may get: what it asks for, which executors are running, and what failed before."""
+"""Which configurations a query may get, given its requirements, the running executors and any earlier failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemas.chat import FIELDS, ONE_SAMPLE, Requirement, nobody_has
 from schemas.query import Query, QueryContext
 
 _TOKEN_BYTES: Final = 3
-"""Bytes of a question allowed per token of context. Prose has four or five bytes per token, code and most other scripts
+"""Question bytes allowed per token of context. Prose has four or five bytes per token, code and most other scripts have
 three; the difference leaves room for an answer."""
 
 
@@ -23,13 +23,13 @@ class DecisionEnvironment:
     """Everything a decision depends on besides the query and the policy.
 
     Attributes:
-        control: Current catalogue and objectives.
-        space: The available actions of that catalogue.
+        control: The current catalogue and objectives.
+        space: The available actions in that catalogue.
         living: Models with a recent executor heartbeat; None assumes that all are running.
-        waiting: Models of that catalogue that are not available yet because no server has embedded their actions.
+        waiting: Models in that catalogue that are not available yet because no server has embedded their actions.
         excluded: Models left out because an earlier attempt at the query failed there.
-        context_keys: The keys of metadata from which the policy learns.
-        session_s: Seconds for which a session keeps its configuration after a turn; 0 for never.
+        context_keys: The metadata keys that the policy learns from.
+        session_s: How long a session keeps its configuration after a turn, in seconds; 0 to never keep it.
     """
 
     control: ControlState
@@ -41,7 +41,7 @@ class DecisionEnvironment:
     session_s: float = 0.0
 
     def choices(self, query: Query) -> tuple[int, ...]:
-        """Return the indices of the actions that a query may choose from.
+        """Return the indices of the actions available to a query.
 
         Raises:
             ActionError: The query's pin, allowed models and requirements, and the running executors, leave no action.
@@ -98,7 +98,7 @@ class DecisionEnvironment:
         return tuple(name for name in self.space.models if not catalogue.model(name).honours(needs))
 
     def masked_models(self) -> tuple[str, ...]:
-        """Return the models that are excluded because no executor serves them."""
+        """Return the models excluded because no executor serves them."""
         return () if self.living is None else tuple(m for m in self.space.models if m not in self.living)
 
     def short_models(self, query: Query) -> frozenset[str]:

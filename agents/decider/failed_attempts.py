@@ -1,7 +1,7 @@
 """Failed attempts: what closes their rows, what a further attempt inherits, and which models it must not use.
 
 The executor writes an AttemptFailed instead of an Answer, and only the decider acts on it (`Decider.retry_failed`). The
-result is one further Decision or the Answer that the record carries. The rows record which of the two happened, so
+result is either another Decision or the Answer in the record. The rows record which of the two happened, so
 redelivering the record has the same outcome.
 """
 
@@ -28,19 +28,19 @@ from schemas.failure import EarlierAttempt
 from schemas.query import Query, QueryContext
 
 MAX_ERROR_CHARS: Final = 200
-"""Maximum number of characters of an error that later records repeat."""
+"""Maximum number of characters of an error to repeat in later records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An AttemptFailed with everything the decider needs to act on it.
+    """An AttemptFailed, with everything the decider needs to act on it.
 
     Attributes:
         record: The record.
-        offset: Its offset in its topic.
-        context: The Context of its query; None if the topic no longer has it.
-        cost: Cost of the attempt, in the unit of its objective; None if nothing ran or the cost is unknown.
-        in_time: Whether its query has time left for a search.
+        offset: The record's offset in its topic.
+        context: The query's Context; None if the topic no longer has it.
+        cost: The attempt's cost, in the unit of its objective; None if nothing ran or the cost is unknown.
+        in_time: Whether the query has time left for a search.
     """
 
     record: AttemptFailed
@@ -57,9 +57,9 @@ class RetryResult:
     Attributes:
         query_id: The query's id.
         value: The next Decision's bytes.
-        group: The executor group that gets the Decision in addition to its topic.
+        group: The executor group that is sent the Decision, in addition to the Decision topic.
         answer: The Answer that ends the query; None if there is a next Decision.
-        rows: Rows to write first; none for a record that was delivered before.
+        rows: Rows to write first; none if the record was delivered before.
         refused: Why the next Decision could not be made, although attempts, time and budget were left.
     """
 
@@ -77,7 +77,7 @@ class PreviousAttempts:
     """What a further attempt inherits from those before it.
 
     Attributes:
-        decision: The Decision of the last one, whose objective and cohort stay in force.
+        decision: The last attempt's Decision, whose objective and cohort stay in force.
         earlier: All attempts so far.
     """
 
@@ -86,7 +86,7 @@ class PreviousAttempts:
 
     @classmethod
     def of(cls, decision: Decision, failure: Failure) -> PreviousAttempts:
-        """Return what the attempt after a failed one inherits, from its Decision and its failure."""
+        """Return what the next attempt inherits from a failed one, given that one's Decision and failure."""
         answer = failure.record.answer
         attempt = EarlierAttempt(
             attempt=decision.attempt,
@@ -101,7 +101,7 @@ class PreviousAttempts:
         return cls(decision, (*decision.earlier, attempt))
 
     def affordable(self, query: Query) -> bool:
-        """Return whether any of a query's budget is left after the attempts so far."""
+        """Return whether the attempts so far have left any of a query's budget."""
         budget = query.budget
         if budget is None:
             return True
@@ -114,7 +114,7 @@ class PreviousAttempts:
 
         Args:
             catalogue: The models.
-            usable: Models that the query could use otherwise. If none would remain, only failed models are excluded.
+            usable: Models the query could otherwise use. If none would remain, only failed models are excluded.
         """
         servers = {
             model.name: {urlsplit(url).netloc for url in model.endpoint.servers} for model in catalogue.models
@@ -127,17 +127,17 @@ class PreviousAttempts:
 
 
 def failed(row: Row, failure: Failure, seq: int, shares: TeachingShares, *, learn: bool) -> RowTransition:
-    """Return the final row of a failed attempt, with the update of the policy.
+    """Return a failed attempt's final row, with the policy update.
 
-    If its model is at fault, the policy learns a wrong answer, as from the Reward of such an Answer (decision 18).
-    Otherwise it learns nothing.
+    If the model is at fault, the policy learns a wrong answer, as it would from such an Answer's Reward (decision 18).
+    Otherwise, it learns nothing.
 
     Args:
         row: The row.
-        failure: How its attempt failed.
+        failure: How the attempt failed.
         seq: The next sequence number.
         shares: The tenants of earlier outcomes; as for `apply_reward`.
-        learn: Whether anything may be learned from its query.
+        learn: Whether anything may be learned from the query.
 
     Raises:
         InvalidObservation: The cost is out of range; nothing has changed.
@@ -151,7 +151,7 @@ def failed(row: Row, failure: Failure, seq: int, shares: TeachingShares, *, lear
 
 
 def superseded(row: Row, offset: int, seq: int) -> RowTransition:
-    """Return the final row of a later attempt whose query an earlier attempt ended; nothing is learned from it."""
+    """Return the final row of a later attempt whose query was ended by an earlier one; nothing is learned from it."""
     change = {"reward_offset": offset, "stage": "abandoned", "ended_seq": seq}
     return RowTransition("abandoned", msgspec.structs.replace(row, **change))
 

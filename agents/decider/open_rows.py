@@ -1,4 +1,4 @@
-"""The open rows of a snapshot, in chunks that are written once and that later snapshots refer to."""
+"""A snapshot's open rows, in chunks that are written once and referred to by later snapshots."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from msgspec import Struct
 from agents.bandit.errors import CorruptState
 from schemas.failure import attempt_id
 
-# A row may wait weeks for its reward, whereas a snapshot is written every few minutes and must not write every open row
-# again. Rows are therefore stored in chunks, one row per line, under the SHA-256 of the chunk's bytes. When a row
-# changes or ends, its line becomes invalid; each snapshot records which lines are valid. Chunks with few valid lines
-# are compacted, a few at a time. So a snapshot writes only the rows that changed since the last one and those of at
+# A row may wait weeks for its reward, whereas a snapshot is written every few minutes and must not rewrite every open
+# row. Rows are therefore stored in chunks, one row per line, under the SHA-256 of the chunk's bytes. When a row changes
+# or ends, its line becomes invalid; each snapshot records which lines are valid. Chunks with few valid lines are
+# compacted, a few at a time. So a snapshot writes only the rows that have changed since the last one, and those of at
 # most `MOVED` older chunks.
 
 ROWS_KEY: Final = b"\x00rows/"
-"""Prefix of the keys of chunks of open rows. The rest of the key is the SHA-256 of the chunk's bytes."""
+"""Key prefix for chunks of open rows. The rest of the key is the SHA-256 of the chunk's bytes."""
 
 MOVED: Final = 8
-"""Maximum number of chunks that a snapshot compacts."""
+"""Maximum number of chunks compacted per snapshot."""
 
 
 class RowsPart(Struct, frozen=True, kw_only=True):
     """A snapshot's reference to a chunk of open rows.
 
     Attributes:
-        sha256: Digest of its bytes; part of its record's key.
-        count: Number of rows in it, one per line.
+        sha256: Digest of the chunk's bytes; part of its record's key.
+        count: Number of rows in the chunk, one per line.
         live: Which rows are valid, one bit per row. The first row is the lowest bit of the first byte.
     """
 
@@ -44,7 +44,7 @@ class RowsPart(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> bytes:
-        """Return the key of its record."""
+        """Return the key of the chunk's record."""
         return ROWS_KEY + self.sha256.encode()
 
     def lines(self) -> npt.NDArray[np.bool_]:
@@ -83,7 +83,7 @@ class _Chunk:
 class OpenRows:
     """The chunks that the newest snapshot refers to, oldest first.
 
-    Only the keys of their rows are in memory, not the values.
+    Only the rows' keys are in memory, not their values.
     """
 
     chunks: tuple[_Chunk, ...] = ()
@@ -111,13 +111,13 @@ class OpenRows:
         value: Callable[[bytes], bytes | None],
         size: int,
     ) -> tuple[OpenRows, list[tuple[bytes, bytes]]]:
-        """Return the chunks of the next snapshot, and the records of those that are new. Does not change this object.
+        """Return the next snapshot's chunks, and the records of those that are new. Does not change this object.
 
         Args:
-            changed: Keys of the rows that were written, ended or removed since the last snapshot.
+            changed: Keys of the rows written, ended or removed since the last snapshot.
             still_open: The keys in `changed` whose rows are still open.
-            value: Returns the current value of a row. Open rows must have one.
-            size: Maximum bytes of a chunk. A row that is larger gets a chunk of its own.
+            value: Returns a row's current value. Open rows must have one.
+            size: Maximum chunk size, in bytes. A larger row gets a chunk of its own.
         """
         left = [
             _Chunk(each.sha256, each.keys, each.lines & [key not in changed for key in each.keys], each.size)
@@ -172,11 +172,11 @@ _LINES: Final = msgspec.json.Decoder(_Line)
 
 
 class HeldRows(Mapping[bytes, bytes]):
-    """The open rows of a snapshot by key, read on demand. If they are read in order, each chunk is loaded once.
+    """A snapshot's open rows by key, read on demand. If they are read in order, each chunk is loaded once.
 
     Attributes:
         chunks: The chunks, which the next snapshot extends.
-        pending: Keys of the decisions from which no reward has been learned yet.
+        pending: Keys of the decisions with no reward learned yet.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class HeldRows(Mapping[bytes, bytes]):
         """Check every chunk.
 
         Args:
-            parts: The chunks of the snapshot.
+            parts: The snapshot's chunks.
             load: Returns a record by its key.
 
         Raises:
@@ -234,7 +234,7 @@ class HeldRows(Mapping[bytes, bytes]):
         return key in self._places
 
     def __getitem__(self, key: bytes) -> bytes:
-        """Return the value of a row."""
+        """Return a row's value."""
         number, at = self._places[key]
         if self._read[0] != number:
             data = self._load(self._parts[number].key)

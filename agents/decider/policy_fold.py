@@ -3,8 +3,9 @@
 The live run, recovery and `verify-decisions` all update a policy through `update_policy` and `offer`. Recovery and
 `verify-decisions` also get their events from `events`, so the three cannot diverge.
 
-A policy whose state depends only on the set of observations gets all decisions, then all updates, then all corrections,
-in large batches (BLAS-3). The others (networks, windows, ties of k-NN) get them in the order of the live run.
+A policy whose state depends only on the set of observations receives all decisions, then all updates, then all
+corrections, in large batches (BLAS-3). The others (networks, windows, k-NN with its ties) receive them in the order of
+the live run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, RefitRow
 # Offers: which actions were available when, and how they are passed to a policy.
 
 NO_OFFER: Final = OfferRow(seq=-1, actions=())
-"""The offer in force before the first one."""
+"""The offer in force before the first real one."""
 
 
 def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> None:
@@ -44,7 +45,7 @@ def offer_at(rows: Iterable[object], seq: float = math.inf) -> OfferRow:
     """Return the offer at a sequence number, by default the last; NO_OFFER before the first.
 
     Args:
-        rows: Rows of the log in any order.
+        rows: Rows of the log, in any order.
         seq: The sequence number; an offer precedes the decision with the same number.
     """
     known = (row for row in rows if isinstance(row, OfferRow) and row.seq <= seq)
@@ -62,17 +63,17 @@ def resume_offer(
 
 
 def register_actions(policy: Policy, actions: Iterable[ActionRow]) -> None:
-    """Add the log's actions in order of appearance, the first catalogue's at once because they fix the centre."""
+    """Add the log's actions in order of appearance, the first catalogue's together because they fix the centre."""
     known = sorted(actions, key=lambda row: row.position)
     policy.offer([row.vector() for row in known if row.anchor])
     policy.offer([row.vector() for row in known])
 
 
 def refits_of(rows: Iterable[AnyRow], after: int = -1) -> dict[int, bytes]:
-    """Return the refit results in a log, keyed by number of outcomes; incomplete ones are omitted.
+    """Return a log's refit results, keyed by number of outcomes; incomplete ones are omitted.
 
     Args:
-        rows: Rows in any order. Earlier parts of a rewritten result may remain; the newest count.
+        rows: Rows in any order. Old parts of a rewritten result may remain; the newest win.
         after: Last sequence number that the policy's state already contains; -1 for none. Earlier results are part of
             that state, or belong to a history that it replaced (`repair`).
     """
@@ -89,16 +90,16 @@ def refits_of(rows: Iterable[AnyRow], after: int = -1) -> dict[int, bytes]:
     return results
 
 
-# The events of a log in their total order, in which a policy receives them.
+# A log's events in their total order, the order that a policy receives them in.
 
 _ENDS: Final[dict[str, EventKind]] = {"abandoned": "abandoned", "priced": "cost"}
 
 
 class LogEvent(NamedTuple):
-    """One event of a log.
+    """One event in a log.
 
     Attributes:
-        seq: Its sequence number; an offer precedes the decision with the same number.
+        seq: The event's sequence number; an offer precedes the decision with the same number.
         kind: How the policy is updated.
         row: The current row.
     """
@@ -109,10 +110,10 @@ class LogEvent(NamedTuple):
 
 
 def events(rows: Iterable[AnyRow], after: int = -1) -> list[LogEvent]:
-    """Return every event of the log after a sequence number, in order.
+    """Return every event in the log after a sequence number, in order.
 
     Args:
-        rows: Rows in any order; rows of actions are not events.
+        rows: Rows in any order; action rows are not events.
         after: Last sequence number that the policy's state already contains; -1 for none.
     """
     found: list[LogEvent] = []
@@ -143,7 +144,7 @@ def update_policy(policy: Policy, kind: EventKind, rows: Sequence[Row]) -> None:
 
 
 def outcome_weights(rows: Iterable[Row], after: int = -1) -> list[tuple[str, int]]:
-    """Return the tenant and the weight of every outcome after a sequence number, in order."""
+    """Return the tenant and weight of every outcome after a sequence number, in order."""
     found = []
     for row in rows:
         at_end = row.stage == "priced" or not row.weight
@@ -154,12 +155,12 @@ def outcome_weights(rows: Iterable[Row], after: int = -1) -> list[tuple[str, int
 # Folding the whole log, in that order or in batches.
 
 BATCH: Final = 2048
-"""Rows per batch; each batch costs one factorisation, and takes 20 MB for joint vectors at d = 1,192."""
+"""Rows per batch; each batch takes one factorisation, and 20 MB for joint vectors at d = 1,192."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Counts of the events of a fold."""
+    """Counts of a fold's events."""
 
     decisions: int
     updates: int
@@ -174,7 +175,7 @@ def fold(
     """Update a policy with everything in the log after a sequence number.
 
     Args:
-        policy: The policy, with the actions of the log added, in its initial state or that of a snapshot.
+        policy: The policy, with the log's actions added, in its initial state or a snapshot's.
         rows: Rows in any order.
         after: Last sequence number that the policy's state already contains; -1 for none.
         actions: Every action in the log, keyed by id, for policies whose state depends on the available actions; None
@@ -208,7 +209,7 @@ def fold(
 
 
 def sequence_gap(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
-    """Return the first missing or repeated sequence number of a log as an error; None if the log is complete.
+    """Return a log's first missing or repeated sequence number as an error; None if the log is complete.
 
     Decisions and updates share one sequence without gaps, so a lost or unread row leaves a gap.
 

@@ -1,8 +1,8 @@
 """What the policy would choose for a query now, with every configuration's predicted terms. No state changes.
 
-A preview draws its randomness from one fixed id, `PREVIEW`, so it does not affect any query's draws or reveal which
+A preview draws its randomness from one fixed id, `PREVIEW`, so it neither affects any query's draws nor reveals which
 ids belong to the control group. The randomisation around the policy (warm-up, exploration floor, control group)
-appears in the propensities instead.
+shows up in the propensities instead.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from schemas.prices import Rate
 from schemas.query import Query, QueryContext
 
 PREVIEW: Final = "preview"
-"""The query id with which previews are scored."""
+"""The query id used to score previews."""
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
     """One configuration as the policy sees it for a query.
 
     Attributes:
-        action: Its id, `model/qp/cp/bs`.
+        action: The configuration's id, `model/qp/cp/bs`.
         mean: Predicted reward.
-        width: Its uncertainty: α·√(xᵀA⁻¹x), or the policy's equivalent.
-        score: The value by which actions are ranked.
+        width: Uncertainty of the prediction: α·√(xᵀA⁻¹x), or the policy's equivalent.
+        score: The value used to rank actions.
         propensity: Probability that such a query runs it; None if unknown.
         predicted: The predicted terms, if the policy models them.
     """
@@ -60,19 +60,19 @@ class Preview(Struct, frozen=True, kw_only=True):
         reason: `pinned` if the query leaves no choice; `warm-up` while actions are still drawn at random; `baseline`
             until the policy has learned from a graded answer; otherwise `policy`.
         seq: Sequence number of the next decision.
-        objective: The objective of the query, including λ.
+        objective: The query's objective, including λ.
         shortfall: The closest feasible value if the objective's target cannot be met on recent queries: the smallest
             mean cost, or the largest share of the achievable accuracy. None if it can be met.
         policy: Name and version of the policy.
-        catalogue_version: Offset in `control` of the last change of the catalogue.
+        catalogue_version: Offset in `control` of the last change to the catalogue.
         masked_models: Models excluded because no executor serves them.
         short_models: Models excluded because their context may be too short for the question and an answer.
-        required: What the query requires of a configuration.
+        required: The query's requirements on a configuration.
         unable_models: Models excluded because they do not meet these requirements.
-        served: Whether a living executor serves a model that the query allows; otherwise the query waits for one.
+        served: Whether a live executor serves a model that the query allows; otherwise the query waits for one.
         configurations: All available configurations, by descending score.
-        contributions: Parts of the action's predicted accuracy, by term of the model; empty if the model has no parts.
-        drifted: Models for which the latest outcomes show drift.
+        contributions: Parts of the action's predicted accuracy, by model term; empty if the model has no parts.
+        drifted: Models whose latest outcomes show drift.
         features: The request's categories.
     """
 
@@ -96,7 +96,7 @@ class Preview(Struct, frozen=True, kw_only=True):
 
 
 def anonymous(query: Query) -> Query:
-    """Return a copy of a query under the id that previews use."""
+    """Return a copy of a query under the id used by previews."""
     return msgspec.structs.replace(query, query_id=PREVIEW)
 
 
@@ -106,10 +106,10 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     Args:
         decider: The learner, which is not changed.
         record: The context; its query comes from `anonymous`.
-        environment: Catalogue, objectives and living executors.
+        environment: The catalogue, objectives and live executors.
 
     Raises:
-        UniscaleError: Any error with which the query itself would be rejected.
+        UniscaleError: Any error that the query itself would be rejected with.
     """
     policy = decider.policy
     shadow_price = policy.pacer.shadow_price if policy.pacer else None
@@ -166,9 +166,9 @@ def offering(
     *,
     mixed: bool = False,
 ) -> Decider:
-    """Return a learner for previews in which these actions are available before the real learner has them.
+    """Return a learner for previews that has these actions available before the real learner does.
 
-    It has a copy of the policy and shares the rest. Use it for previews only, and only until the learner changes.
+    It has its own copy of the policy and shares the rest. Use it for previews only, and only until the learner changes.
     """
     other = replace(decider, policy=copy.deepcopy(decider.policy), actions=dict(decider.actions))
     other.offer(actions, price_factors, baseline, mixed=mixed)

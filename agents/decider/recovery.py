@@ -39,11 +39,11 @@ class Recovered:
     Attributes:
         folded: Counts of the events after the snapshot.
         snapshot_version: Sequence number of the snapshot used; -1 for none.
-        refused: Newer snapshots that were damaged, each with its reason.
+        refused: Newer snapshots that were damaged, each with the reason.
         next_context, next_reward, next_failure: First offsets that the log does not cover. If the group's commit is
             ahead of the log, reading restarts here.
-        carried: Rows, by key, that come from the snapshot because the log no longer has them.
-        foreign: Keys of skipped records, which the learner cannot have written, in the log and in the snapshots' topic.
+        carried: Rows, by key, taken from the snapshot because the log no longer has them.
+        foreign: Keys of skipped records, which the learner cannot have written, in the log and in the snapshot topic.
         open_rows: The chunks of open decisions in the snapshot used.
     """
 
@@ -60,7 +60,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The state of a learner except its policy; see the attributes of `Decider`."""
+    """A learner's state except its policy; see the attributes of `Decider`."""
 
     seq: int
     clock: int
@@ -93,7 +93,7 @@ def restore(
         log: As for `Decider.recover`.
         snapshots: As for `Decider.recover`.
         ended: An empty collection, which is returned if no snapshot is used; otherwise only its limit is used.
-        whole: Whether to reject a log in which a sequence number is missing.
+        whole: Whether to reject a log with a missing sequence number.
         without: As for `Decider.recover`.
         unit: The unit of the deployment's costs.
 
@@ -104,7 +104,7 @@ def restore(
     own, known, foreign = _sorted_out(dict(log), dict(snapshots))
     found, refused = snapshot.read(known, policy.load, most_ids=ended.most)
     if refused and found is None and (other := snapshot.read(known, lambda _: None)[0]) is not None:
-        # The policy also rejects a state in another unit, but its error does not name the unit.
+        # The policy also rejects a state in another unit, but without naming the unit in its error.
         _require_unit((decode_row(key, value) for key, value in other.rows.items()), unit)
     # Actions and offers never change, so those in a snapshot are still valid.
     carried = {} if found is None else dict(found.rows)
@@ -142,8 +142,8 @@ def restore(
         policy.refits.results.update(logged := refits_of(own.values(), after))
         folded = fold(policy, [*rows, *offers], after, actions)
         for outcomes, result in logged.items():
-            # The log already has these. The remaining ones will be written, because the log has no such estimates, only
-            # some of their parts, or estimates from another history.
+            # The log already has these. The remaining ones will be written, because for them the log has no estimates,
+            # only some of their parts, or estimates from another history.
             if policy.refits.results[outcomes] == result:
                 del policy.refits.results[outcomes]
     except (DeciderError, KeyError, ValueError) as error:
@@ -182,7 +182,7 @@ def restore(
 
 
 def _require_unit(rows: Iterable[AnyRow], unit: CostUnit) -> None:
-    """Reject a log whose offers have costs in another unit, because they cannot be converted."""
+    """Reject a log whose offers have costs in another unit, since they cannot be converted."""
     for row in rows:
         if isinstance(row, OfferRow) and row.unit != unit:
             fix = (
@@ -213,7 +213,7 @@ def _fix(rows: Sequence[Row], policy: Policy, fix: str) -> str:
 def _sorted_out(
     log: Mapping[bytes, bytes], snapshots: Mapping[bytes, bytes]
 ) -> tuple[dict[bytes, AnyRow], dict[bytes, bytes], tuple[Sequence[bytes], Sequence[bytes]]]:
-    """Return the rows of the log, the snapshot records, and the keys of all other records in the two topics.
+    """Return the log's rows, the snapshot records, and the keys of all other records in the two topics.
 
     The learner cannot have written those other records.
 

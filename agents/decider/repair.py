@@ -1,11 +1,11 @@
 """Finds the records that prevent a learner from starting, and repairs the log without them.
 
 A learner does not start if a row is from another release, if a sequence number is repeated or missing, or if the prior
-is damaged and no snapshot is complete. A row from another release or with a repeated number is left out. A missing row
-or a damaged prior cannot be restored; instead, a snapshot of the remaining rows replaces the log, and the missing
+is damaged and no snapshot is complete. A row from another release, or with a repeated number, is left out. A missing
+row or a damaged prior cannot be restored; instead, a snapshot of the remaining rows replaces the log, and the missing
 sequence numbers stay unused. Records that the learner cannot have written do not prevent it from starting, because it
-skips them, but they are reported too. If such a record replaced a row, the row is restored, provided that the topic
-still has it.
+skips them, but they are reported too. If such a record replaced a row, the row is restored, provided the topic still
+has it.
 
 If two rows have the same sequence number, the one whose Decision was sent is kept.
 """
@@ -46,7 +46,7 @@ class Refused:
     Attributes:
         key: Key of the record to leave out; None if a row is missing.
         what: Description of the fault.
-        among_snapshots: Whether the record is in the topic of the snapshots, not in the log.
+        among_snapshots: Whether the record is in the snapshot topic rather than the log.
     """
 
     key: bytes | None
@@ -60,13 +60,13 @@ def refused(
     accept: Callable[[bytes], None] = lambda state: None,
     sent: Sent = lambda keys: {},
 ) -> list[Refused]:
-    """Return every fault that prevents a learner from starting and every record that it skips; empty for a sound log.
+    """Return every fault that prevents a learner from starting, and every record it skips; empty for a sound log.
 
     Args:
-        log: The newest value of each key, from the offset where a learner begins to read, in the order of the topic.
+        log: The newest value of each key, from the offset where a learner starts reading, in topic order.
         snapshots: The snapshot records.
-        accept: Checks the policy state of a snapshot and raises CorruptState if it is invalid, as `Policy.load` does.
-        sent: Returns the Decisions for the given keys that are still on the broker, as values by key. Called only if
+        accept: Checks a snapshot's policy state and raises CorruptState if it is invalid, as `Policy.load` does.
+        sent: Returns those of the given keys' Decisions that are still on the broker, as values by key. Called only if
             sequence numbers are repeated or missing.
     """
     found, rows = list[Refused](), Rows()
@@ -109,10 +109,10 @@ def repaired(
     chunk_bytes: int = snapshot.CHUNK_BYTES,
     earlier: Mapping[bytes, bytes] | None = None,
 ) -> tuple[list[tuple[bytes, bytes | None]], list[bytes]]:
-    """Return the snapshot records from which a learner can start, and the keys to delete from the log.
+    """Return snapshot records that a learner can start from, and the keys to delete from the log.
 
-    Queries whose rows are left out count as ended: if they are sent again, they are rejected as duplicates, and rewards
-    that still arrive for them are late.
+    Queries whose rows are left out count as ended: if they are sent again, they are rejected as duplicates, and any
+    rewards that still arrive for them count as late.
 
     Args:
         decider: A new decider. It recovers from the repaired log.
@@ -120,12 +120,12 @@ def repaired(
         snapshots: As for `refused`.
         without: Keys of the rows to leave out.
         log_offset: The end of the log.
-        chunk_bytes: Size of a chunk.
-        earlier: The previous value of each key, if the topic still has it. A row that a record in `without` replaced is
-            restored from it.
+        chunk_bytes: Chunk size, in bytes.
+        earlier: The previous value of each key, if the topic still has it. A row that was replaced by a record in
+            `without` is restored from it.
     """
-    # The log's refits were estimated from the whole history and do not fit what remains of it. They are computed again
-    # and stored in the snapshot.
+    # The log's refits were estimated from the whole history and do not fit the remaining part. They are recomputed and
+    # stored in the snapshot.
     refits = [key for key in log if key.startswith(REFIT_KEY)]
     out = {*refits, *without}
     kept = {key: value for key, value in log.items() if key not in out}
@@ -165,7 +165,7 @@ def _rows(log: Mapping[bytes, bytes], keys: Collection[bytes]) -> dict[bytes, Ro
 
 
 def shown(key: bytes) -> str:
-    """Return a key in readable form, for a message."""
+    """Return a key in readable form, for messages."""
     return key.decode("ascii", "backslashreplace").replace("\x00", "")
 
 
@@ -187,7 +187,7 @@ def _foreign(snapshots: Mapping[bytes, bytes], after: int) -> list[Refused]:
 
 
 def _without_doubled(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
-    """Of rows with the same sequence number, keep one (if possible one whose Decision was sent) and report the rest."""
+    """Keep one of any rows with the same sequence number, preferably one whose Decision was sent; report the rest."""
     had = Counter(seq for _, row in rows for seq in row.seqs if seq > after)
     disputed = [key for key, row in rows if any(had[seq] > 1 for seq in row.seqs)]
     if not disputed:
@@ -206,7 +206,7 @@ def _without_doubled(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Ref
 
 
 def _without_unsent(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
-    """If Decisions of rows after a missing sequence number were sent, keep only those of them and report the others."""
+    """If Decisions of rows after a missing sequence number were sent, keep only those rows and report the others."""
     gaps = _missing(rows, after)
     beyond = {key for key, row in rows if gaps and row.last_seq > gaps[0][0]}
     decisions = sent(beyond) if beyond else {}

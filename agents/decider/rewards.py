@@ -1,6 +1,6 @@
-"""How a reward changes the row of its decision.
+"""How a reward changes its decision's row.
 
-x enters A once, with the first reward from which something can be learned. A reward that is repeated, late or without a
+x enters A once, with the first reward that anything can be learned from. A reward that is repeated, late or without a
 row changes nothing.
 """
 
@@ -42,20 +42,20 @@ class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Attributes:
         impute: Value used for Correct until it is known: the path's `score`, or a constant from 0 to 1.
         default: What to do if correctness never becomes known: `impute` keeps the imputed value, `wrong` counts it as
-            0, `drop` ends a row that has not entered A without learning from it.
+            0, and `drop` ends a row that has not entered A without learning from it.
     """
 
     impute: Literal["score"] | float = "score"
     default: Literal["impute", "wrong", "drop"] = "impute"
 
     def __post_init__(self) -> None:
-        """Reject a constant outside 0 to 1."""
+        """Reject a constant outside [0, 1]."""
         if self.impute != "score" and not 0.0 <= self.impute <= 1.0:
             raise ValueError(f"impute is {self.impute}; write score, or a number from 0 to 1")
 
 
 class RowTransition(Struct, frozen=True):
-    """The policy update that a reward causes."""
+    """The policy update caused by a reward."""
 
     what: EventKind
     row: Row
@@ -70,9 +70,9 @@ def apply_reward(
         row: The decision's row; None if there is none.
         reward: The reward.
         offset: The reward's offset in its topic.
-        seq: The next sequence number, which a returned move uses.
+        seq: The next sequence number, used by any returned transition.
         rules: How to learn from a reward without correctness.
-        shares: The tenants of earlier outcomes. An outcome is added if it is learned, or has weight 0.
+        shares: The tenants of earlier outcomes. An outcome is added if it is learned or has weight 0.
 
     Raises:
         InvalidObservation: A term is out of range; nothing has changed.
@@ -92,7 +92,7 @@ def apply_reward(
         return "unlearnable", None
     if log_cost is not None:
         check_log_cost(row.query_id, log_cost)
-    # The cost is charged to the tenant's own account, whether or not anything is learned.
+    # The cost is charged to the tenant's account whether or not anything is learned.
     paid = {} if log_cost is None else {"paid": math.exp(log_cost)}
     if reward.failed:
         move = ended_by_failure(row, seq, change | paid, shares, at_fault=True, learn=reward.learn)
@@ -131,10 +131,10 @@ def ended_by_failure(
     Args:
         row: The row.
         seq: The next sequence number.
-        change: Other fields of the row that change, such as `paid`.
+        change: Other row fields that change, such as `paid`.
         shares: As for `apply_reward`.
-        at_fault: Whether its model is at fault; otherwise nothing is learned.
-        learn: Whether anything may be learned from its query.
+        at_fault: Whether the model is at fault; otherwise nothing is learned.
+        learn: Whether anything may be learned from the query.
     """
     change = change | {"entered": 0.0} if at_fault else change
     if not (at_fault and learn and _weighed(row, shares, change)):
@@ -143,16 +143,16 @@ def ended_by_failure(
 
 
 def _weighed(row: Row, shares: TeachingShares, change: dict[str, Any]) -> int:
-    """Return the weight of an outcome; record it in its row and in its tenant's share."""
+    """Return an outcome's weight, and record it in the row and in the tenant's share."""
     shares.add(row.tenant, weight := shares.weight(row.tenant))
     change["weight"] = weight
     return weight
 
 
 def _differs(row: Row, reward: Reward) -> bool:
-    """Return whether a reward contradicts the applied one of its kind, because its worker had lost the partition."""
+    """Return whether a reward contradicts the one of its kind already applied: its worker had lost the partition."""
     pairs = [(row.correct, reward.correct)]
-    # Other kinds have no score, and a row from which nothing was learned has neither score nor cost.
+    # Other kinds have no score, and a row that nothing was learned from has neither score nor cost.
     if row.kinds[0] == reward.kind and row.stage not in ("failed", "abandoned"):
         pairs += [(row.score, reward.score_learned), (row.log_cost, reward.log_cost)]
     return any(known is not None and told is not None and known != told for known, told in pairs)
@@ -177,7 +177,7 @@ def _resolved(
 
 
 def _abandoned(row: Row, seq: int, change: dict[str, Any]) -> tuple[Verdict, RowTransition]:
-    """Close a row from which nothing is learned."""
+    """Close a row without learning from it."""
     return "abandoned", _transition("abandoned", row, {**change, "stage": "abandoned", "ended_seq": seq})
 
 
@@ -186,7 +186,7 @@ def _transition(what: EventKind, row: Row, change: dict[str, Any]) -> RowTransit
 
 
 def _countable(row: Row, reward: Reward) -> bool:
-    """Return whether a cost can be learned: it is in the log's unit and, in USD, says which tokens were billed."""
+    """Return whether a cost can be learned: it is in the log's unit and, if that is USD, records the billed tokens."""
     unit = row.objective.cost_range.unit
     if reward.objective.cost_range.unit != unit:
         return False

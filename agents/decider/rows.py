@@ -1,9 +1,9 @@
 """The rows of the learner's log: one per decision, rewritten when a reward changes it, and one per offer of actions.
 
-State is a fold over rows; no matrix is ever sent. A row is written when its decision is made (`pending`, with
-the whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward changes
-it. Each change has a sequence number in the total order of decisions and updates, so that the fold repeats the live
-run. A row also has the offsets of its sources. After a crash, they take precedence over the consumer group's commits.
+State is a fold over rows; no matrix is ever sent. A row is written when its decision is made (`pending`, with the whole
+Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward changes it. Each change
+has a sequence number in the total order of decisions and updates, so that the fold repeats the live run. A row also
+contains its sources' offsets. After a crash, they take precedence over the consumer group's commits.
 
     pending ──provisional──▶ learned ──correction, default──▶ closed
        ├──final, correction, default──────────────────────────▶ closed
@@ -16,8 +16,8 @@ run. A row also has the offsets of its sources. After a crash, they take precede
           is not its model's fault; the reward that closes its query
           with an earlier attempt────────────────────────────▶ abandoned   (nothing is learned)
 
-An action keeps its row even after its model is gone, because the rows of decisions refer to it. Each offer is valid
-from its sequence number until that of the next.
+An action keeps its row even after its model is gone, because decision rows refer to it. Each offer is valid from its
+sequence number until the next one's.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from schemas.reward import Kind
 Stage = Literal["pending", "learned", "closed", "priced", "failed", "abandoned"]
 
 ENDED: Final[tuple[Stage, ...]] = ("closed", "priced", "failed", "abandoned")
-"""Final stages, which no reward changes."""
+"""Final stages, which rewards do not change."""
 
 EventKind = Literal["offer", "decided", "reward", "correction", "cost", "failure", "abandoned", "nothing"]
-"""The kind of update that an event causes in the policy."""
+"""The kind of policy update that an event causes."""
 
 GROWTH: Final = 1024
-"""Upper bound, with room to spare, on the bytes that rewards add to a row: at most a dozen numbers and four kinds."""
+"""Generous upper bound on the bytes that rewards add to a row: at most a dozen numbers and four kinds."""
 
 
 ACTION_KEY: Final = b"\x00action/"
@@ -92,7 +92,7 @@ class ActionRow(
 
     @classmethod
     def of(cls, action: ActionVector, position: int, *, anchor: bool) -> ActionRow:
-        """Return the row of an action that is offered for the first time."""
+        """Return the row for an action being offered for the first time."""
         embedding = np.asarray(action.embedding).astype("<f4").tobytes()
         return cls(
             action=action.action_id,
@@ -121,8 +121,9 @@ class OfferRow(
     """The actions available from a sequence number on, with their prices. Key: OFFER_KEY + seq.
 
     Attributes:
-        actions: Their ids.
-        price_factors: Price of an eFLOP on each model whose price is not 1; in USD, the token prices of each model.
+        actions: Ids of the actions.
+        price_factors: Price of an eFLOP on each model whose price is not 1, or, if costs are in USD, each model's token
+            prices.
         unit: Unit of costs, the same for the whole log.
         baseline: The action to take until the policy has learned from a graded answer; empty if one verifier scores all
             models.
@@ -146,19 +147,19 @@ class OfferRow(
 
 
 REFIT_KEY: Final = b"\x00refit/"
-"""Prefix of the rows with the estimates of a refit."""
+"""Key prefix for rows with a refit's estimates."""
 
 REFIT_BYTES: Final = 1 << 20
-"""Maximum bytes of a result per row."""
+"""Maximum size of the part of a result in one row, in bytes."""
 
 
 class RefitRow(Struct, frozen=True, kw_only=True, tag="decider-refit.v1", tag_field="schema"):
-    """A part of the estimates of a refit. Key: REFIT_KEY + outcomes + "/" + part.
+    """One part of a refit's estimates. Key: REFIT_KEY + outcomes + "/" + part.
 
     Attributes:
         outcomes: Number of outcomes used.
-        part, parts: Number of the part, from 0, and number of parts.
-        seq: Newest sequence number at the time.
+        part, parts: Index of the part, from 0, and the number of parts.
+        seq: The newest sequence number at the time.
         result: Bytes of this part of the result (`Refits.results`).
     """
 
@@ -175,7 +176,7 @@ class RefitRow(Struct, frozen=True, kw_only=True, tag="decider-refit.v1", tag_fi
 
 
 def refit_rows(outcomes: int, result: bytes, seq: int, size: int = REFIT_BYTES) -> list[RefitRow]:
-    """Return the rows of a result, each with at most `size` of its bytes."""
+    """Return the rows for a result, each with at most `size` of its bytes."""
     pieces = [result[at : at + size] for at in range(0, len(result), size)]
     return [
         RefitRow(outcomes=outcomes, part=part, parts=len(pieces), seq=seq, result=piece)
@@ -184,33 +185,33 @@ def refit_rows(outcomes: int, result: bytes, seq: int, size: int = REFIT_BYTES) 
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-row.v1", tag_field="schema"):
-    """One decision and its outcome. Key: query_id, followed for a later attempt by a space and its number.
+    """One decision and its outcome. Key: query_id, followed by a space and the attempt number for later attempts.
 
     Attributes:
-        attempt: Number of the attempt at the query, 1 for the first.
+        attempt: Attempt number, 1 for the first.
         seq: Sequence number of the decision; decisions and updates share one sequence.
-        clock: Number of decisions before it.
+        clock: Number of decisions before this one.
         action: Id of the chosen action.
-        embedding: s_q as little-endian float32.
+        embedding: s_q in little-endian float32.
         objective: The objective at the time of the decision.
         query_origin: Origin of the Query; a Query with the same id and another origin is a duplicate.
         context_origin: Origin of the Context.
         decision: The Decision's value as it was sent, without the question, which a redelivered Context contains.
         batch: Sequence number of the first decision made from the same state as this one; λ belongs to that state.
-        learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 if there was none.
-        kinds: Rewards applied, in order.
-        paced: Whether its cost counts towards the objective's target; that of a control or pinned query does not.
+        learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 for an update that has not happened.
+        kinds: Kinds of the rewards applied, in order.
+        paced: Whether the cost counts towards the objective's target; a control or pinned query's does not.
         reward_offset: Offset of the last reward applied, or of the one that closed the query with an earlier attempt.
-        failure_offset: Offset of the AttemptFailed that ended it; -1 if none did.
-        tenant: The tenant whose outcome it is (`Query.account`).
-        weight: 0 if its tenant had exceeded its share, so nothing is learned from it; otherwise 1.
-        paid: Cost of an outcome whose cost is not learned, for its tenant's account; 0 if unknown.
+        failure_offset: Offset of the AttemptFailed that ended the attempt; -1 if none did.
+        tenant: The tenant that the outcome belongs to (`Query.account`).
+        weight: 0 if the tenant had exceeded its share, so that nothing is learned; otherwise 1.
+        paid: Cost of an outcome whose cost is not learned, for the tenant's account; 0 if unknown.
         entered: Correct as added to A or to that account; None if it was unknown and the imputed value was added.
         correct, score, log_cost, imputed: The current values of the raw terms.
         price_factor: Price of an eFLOP at the time: `log_cost` is ln(eFLOPs) plus its logarithm.
-        tokens: If costs are in USD, the numbers of generated tokens and of prompt tokens that were billed.
-        features: The request's categories, as in its Decision.
-        session: The session that the query is a turn of, as in its Decision.
+        tokens: If costs are in USD, the number of generated tokens and the number of prompt tokens billed.
+        features: The request's categories, as in the Decision.
+        session: The session the query belongs to, as in the Decision.
     """
 
     query_id: str
@@ -252,7 +253,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
     @property
     def name(self) -> str:
-        """Return the identity of the attempt, which policies use as its id."""
+        """Return the attempt's name, which policies use as its id."""
         return attempt_id(self.query_id, self.attempt)
 
     @property
@@ -262,7 +263,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
     @property
     def last_seq(self) -> int:
-        """Return the sequence number of the newest change."""
+        """Return the newest change's sequence number."""
         return max(self.seqs)
 
     def vector(self) -> Vector:
@@ -271,7 +272,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
     @property
     def turn(self) -> Turn:
-        """Return this row as a turn of its session; the session is empty if there is none."""
+        """Return this row as a turn in its session; the session is empty if there is none."""
         asked_ms = _TOLD.decode(self.decision).appended_ms if self.session else 0
         return Turn(self.session, self.action, asked_ms)
 
@@ -325,7 +326,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         )
 
     def _highest_log_cost(self) -> float:
-        """Return the log of the upper cost bound, at which a wrong answer earns nothing under any weights."""
+        """Return the log of the upper cost bound, where a wrong answer earns nothing under any weights."""
         return min(max(math.log(self.objective.cost_range.high), -LOG_COST_LIMIT), LOG_COST_LIMIT)
 
 
@@ -344,7 +345,7 @@ LEFT_OUT: Final = "(left out)"
 
 
 def without_question(decision: Decision) -> bytes:
-    """Return a Decision as stored in a row, without the question, which may be a megabyte."""
+    """Return a Decision as stored in a row: without the question, which may be a megabyte."""
     query = msgspec.structs.replace(
         decision.query,
         text=LEFT_OUT,
@@ -383,10 +384,10 @@ def encode_row(row: AnyRow, limit: int = MAX_VALUE) -> bytes:
 
 
 def decode_row(key: bytes, value: bytes) -> AnyRow:
-    """Return the row in a value.
+    """Decode a row from a record's value.
 
     Raises:
-        CorruptState: It is not a row, or is from a version that this release does not know.
+        CorruptState: The value is not a row, or comes from a version that this release does not know.
     """
     try:
         row: AnyRow = _DECODER.decode(value)
@@ -396,12 +397,12 @@ def decode_row(key: bytes, value: bytes) -> AnyRow:
 
 
 def own_row(key: bytes, value: bytes) -> AnyRow | None:
-    """Return the row in a record of the log; None if the record is not a row, or is the row of another key.
+    """Return the row in a log record; None if the record is not a row, or is a row for another key.
 
     The learner never writes such a record, but anyone with write access to its topic can.
 
     Raises:
-        CorruptState: It is a row from another release, which may contain data that must not be lost.
+        CorruptState: The record is a row from another release, which may contain data that must not be lost.
     """
     try:
         row = decode_row(key, value)

@@ -1,6 +1,6 @@
-"""Sessions: the configuration that each conversation used last, so that its next turn can keep it.
+"""Sessions: the configuration that each conversation last used, so that its next turn can keep it.
 
-Switching models in the middle of a conversation breaks tool-call loops and loses the previous model's prompt cache.
+Switching models mid-conversation breaks tool-call loops and loses the previous model's prompt cache.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agents.bandit.policy import Choice
 from schemas.query import Query
 
 MOST: Final = 10_000
-"""Maximum number of remembered sessions. A snapshot of the learner stores all of them, at about 60 bytes each."""
+"""Maximum number of remembered sessions. A learner snapshot stores all of them, at about 60 bytes each."""
 
 
 class Turn(NamedTuple):
@@ -23,8 +23,8 @@ class Turn(NamedTuple):
 
     Attributes:
         session: The session (`session_of`).
-        action: Id of the configuration that it ran.
-        at_ms: When its Query was appended, ms since the epoch.
+        action: Id of the configuration that ran.
+        at_ms: When the Query was appended, in ms since the epoch.
     """
 
     session: str
@@ -33,7 +33,7 @@ class Turn(NamedTuple):
 
 
 class Sessions:
-    """The last turns of the latest sessions. They depend only on the order of the log, so a recovery restores them."""
+    """The latest sessions' last turns. They depend only on the order of the log, so a recovery restores them."""
 
     def __init__(self, turns: Iterable[Turn] = (), most: int = MOST) -> None:
         self._most = most
@@ -42,7 +42,7 @@ class Sessions:
             self.add(turn)
 
     def add(self, turn: Turn) -> None:
-        """Remember a turn as the last of its session; ignore it if it has no session.
+        """Remember a turn as its session's last; ignore it if it has no session.
 
         >>> sessions = Sessions([Turn("a", "m/1/1/1", 5), Turn("b", "m/1/1/1", 6)], most=2)
         >>> sessions.add(Turn("a", "n/1/1/1", 7))
@@ -58,7 +58,7 @@ class Sessions:
             self._turns.popitem(last=False)
 
     def last(self, session: str) -> Turn | None:
-        """Return the last turn of a session; None if it is not remembered."""
+        """Return a session's last turn; None if it is not remembered."""
         return self._turns.get(session)
 
     def turns(self) -> tuple[Turn, ...]:
@@ -74,7 +74,7 @@ def session_of(query: Query) -> str:
 
 
 def without_propensity(choice: Choice) -> Choice:
-    """Return the choice of a turn that keeps its session's configuration, without propensity or random draw."""
+    """Return the choice for a turn that keeps its session's configuration, with no propensity and no random draw."""
     return replace(
         choice, reason="session", propensity=None, propensity_draws=0, propensity_error=0.0, randomised=False
     )

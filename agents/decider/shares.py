@@ -1,4 +1,4 @@
-"""The tenants of the latest outcomes, which determine whether the next outcome of a tenant counts."""
+"""The tenants of the latest outcomes, which determine whether a tenant's next outcome counts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Final
 from msgspec import Struct
 
 WINDOW: Final = 10_000
-"""Length of the window in outcomes. The outcomes of a prior are its oldest."""
+"""Window length, in outcomes. A prior's outcomes are the oldest."""
 
 
 class Window(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The window as stored in a snapshot.
 
     Attributes:
-        prior: Number of outcomes from the prior that are still in the window.
-        outcomes: The others, oldest first, in 8 bytes each: a digest of the tenant, whose lowest bit is the weight.
+        prior: Number of the prior's outcomes still in the window.
+        outcomes: The others, oldest first, in 8 bytes each: a digest of the tenant, with the weight as its lowest bit.
     """
 
     prior: int = 0
@@ -29,8 +29,8 @@ class Window(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TeachingShares:
     """The tenants of the latest outcomes. With several tenants, none may have more than half of the weight.
 
-    An outcome weighs 1 or 0. It weighs 1 if its tenant is alone in the window. Otherwise it weighs 1 unless its tenant
-    already has more than half of the window's weight. Outcomes of the prior belong to no tenant and weigh 1.
+    An outcome has weight 1 or 0. It has weight 1 if its tenant is alone in the window, or if its tenant does not yet
+    have more than half of the window's weight. The prior's outcomes belong to no tenant and have weight 1.
 
     The weights depend only on the order of the log, so a recovery computes the same ones. The window also contains
     outcomes with weight 0, so a tenant that has been the only active one for a whole window is alone in it.
@@ -43,7 +43,7 @@ class TeachingShares:
         self._weight: Counter[int] = Counter()
 
     def weight(self, tenant: str) -> int:
-        """Return the weight of the next outcome of a tenant.
+        """Return the weight of a tenant's next outcome.
 
         >>> shares = TeachingShares(prior=2)
         >>> def taught(tenant):

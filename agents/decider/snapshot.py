@@ -1,4 +1,4 @@
-"""Snapshots of the learner as records, the ids of ended queries, and which records a snapshot makes obsolete."""
+"""Learner snapshots as records, the ids of ended queries, and which records a snapshot makes obsolete."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from agents.decider.sessions import Turn
 from agents.decider.shares import Window
 from schemas.query import Origin
 
-# The keys of a snapshot's records, and the manifests, which list the contents of each version.
+# The keys of a snapshot's records, and the manifests, which list each version's contents.
 #
 # Nothing here does I/O: keys and values in, values out.
 
 SNAPSHOT_KEY: Final = b"\x00snapshot/"
-"""Prefix of snapshot records. A query_id is printable ASCII, so no query's row can begin like this."""
+"""Key prefix for snapshot records. A query_id is printable ASCII, so no query's row can start with this."""
 
 IDS_KEY: Final = b"\x00ended/"
-"""Prefix of the keys of arrays of ids. The rest of the key is the SHA-256 of the array's bytes."""
+"""Key prefix for arrays of ids. The rest of the key is the SHA-256 of the array's bytes."""
 
 START_KEY: Final = b"\x00start"
-"""Key of the offset from which the log is read at startup."""
+"""Key of the offset that the log is read from at startup."""
 
 RESET_KEY: Final = b"\x00reset"
-"""Key of the end offsets of the Decision topic, by partition, at the time of `learner reset`. The audit needs them."""
+"""Key of the Decision topic's end offsets, by partition, at the time of `learner reset`. The audit needs them."""
 
 BEGINNING: Final = -1
 """Version of a prior: the state before the first decision."""
@@ -53,21 +53,21 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
 
     Attributes:
         version: The last sequence number that the state contains.
-        clock: Number of decisions that the state contains.
+        clock: Number of decisions in the state.
         context_offset, reward_offset, failure_offset: Newest offsets that the state contains; -1 for none.
         chunks: SHA-256 of each chunk, in order.
         sha256: SHA-256 of all chunks together.
-        size: Bytes of all chunks together.
-        prior: SHA-256 of the prior that version -1 consists of; empty in other versions.
+        size: Total size of all chunks, in bytes.
+        prior: SHA-256 of the prior that makes up version -1; empty in other versions.
         log_offset: First offset of the log that this version does not cover; -1 if it needs the whole log, as a prior
             does.
         rows: SHA-256 of each chunk of rows before that offset that are still needed but are not decisions, such as
-            actions; one JSON row per line. In versions written before `waiting` existed, it also covers the open
-            decisions.
+            actions; one JSON row per line. In versions written before `waiting` existed, open decisions are included
+            too.
         waiting: The chunks of open decisions.
         ended: The arrays of ids, oldest first.
-        taught: The tenants from which the latest outcomes came.
-        sessions: The last turns of sessions, oldest first.
+        taught: The tenants of the latest outcomes.
+        sessions: Each session's last turn, oldest first.
         kernel: The kernels that computed the state; empty if unknown.
     """
 
@@ -91,10 +91,11 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
 
 @cache
 def kernel() -> str:
-    """Return the BLAS that NumPy and SciPy use: library, version and kernels, such as `openblas 0.3.30 Haswell`.
+    """Return the BLAS used by NumPy and SciPy: its library, version and kernels, such as `openblas 0.3.30 Haswell`.
 
-    OpenBLAS chooses kernels by the processor, or by OPENBLAS_CORETYPE. Different kernels sum in a different order, so
-    the last bits differ. The result is empty if the BLAS is unknown because NumPy was not installed from its own wheel.
+    OpenBLAS chooses kernels to suit the processor, or by OPENBLAS_CORETYPE. Different kernels sum in different orders,
+    so the last bits differ. The result is empty if the BLAS is unknown because NumPy was not installed from its own
+    wheel.
     """
     names = ("internal_api", "version", "architecture")
     ours = [each for each in threadpool_info() if each["user_api"] == "blas" and "scipy" in each["filepath"]]
@@ -102,7 +103,7 @@ def kernel() -> str:
 
 
 def other_kernels(found: Iterable[Manifest]) -> list[str]:
-    """Return the kernels that computed these snapshots but are not in use here, sorted."""
+    """Return the kernels, sorted, that computed these snapshots but are not in use here."""
     return sorted({each.kernel for each in found} - {kernel(), ""}) if kernel() else []
 
 
@@ -141,10 +142,10 @@ def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
 
 
 def start_of(records: Mapping[bytes, bytes]) -> int:
-    """Return the offset from which the log is read at startup; 0 if the whole log is needed.
+    """Return the offset that the log is read from at startup; 0 if the whole log is needed.
 
-    It is always the offset of a snapshot. If the record says anything else, the learner did not write it, and the
-    lowest offset of a snapshot is used: reading more of the log than necessary does no harm.
+    It is always a snapshot's offset. If the record says anything else, the learner did not write it, and the lowest
+    snapshot offset is used: reading more of the log than necessary does no harm.
     """
     value = records.get(START_KEY)
     if value is None:
@@ -181,20 +182,20 @@ def manifest_of(records: Mapping[bytes, bytes], version: int) -> Manifest:
 
 
 def digest(data: bytes) -> str:
-    """Return the SHA-256 of some bytes, as hexadecimal digits."""
+    """Return the SHA-256 of some bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 # Ids of queries whose rows have ended, in 16 bytes each. They identify duplicates after the row has been removed.
 #
-# An id is stored as its 8-byte BLAKE2b digest, with the partition and offset of its Query. The digests are in sorted
-# arrays of up to 65,536 ids. A full array never changes, so it is written once, under the SHA-256 of its bytes, and
-# later snapshots refer to it.
+# An id is stored as its 8-byte BLAKE2b digest, with its Query's partition and offset. The digests are in sorted arrays
+# of up to 65,536 ids. A full array never changes, so it is written once, under the SHA-256 of its bytes, and later
+# snapshots refer to it.
 #
 # Among N remembered ids, a new id is mistaken for one of them with probability N/2⁶⁴: 5·10⁻¹³ at ten million.
 
 ID_BYTES: Final = 16
-"""Bytes per id: its digest, and the partition and offset of its Query."""
+"""Bytes per id: its digest, and its Query's partition and offset."""
 
 ARRAY_IDS: Final = 65_536
 """Number of ids in a full array, which takes 1 MiB: a quarter of the record limit."""
@@ -212,9 +213,9 @@ class IdsPart(Struct, frozen=True, kw_only=True):
     """A snapshot's reference to an array of ids.
 
     Attributes:
-        sha256: Digest of its bytes; part of its record's key.
-        count: Number of ids in it.
-        context_offset: Largest offset of a Context of its queries.
+        sha256: Digest of the array's bytes; part of its record's key.
+        count: Number of ids in the array.
+        context_offset: Largest Context offset among its queries.
     """
 
     sha256: str
@@ -230,7 +231,7 @@ class _Array:
 
 
 class EndedIds:
-    """The ids of queries that have ended, each with the partition and offset of its Query.
+    """The ids of queries that have ended, each with its Query's partition and offset.
 
     Args:
         most: Maximum number of remembered ids; beyond that, the oldest full arrays are forgotten.
@@ -249,12 +250,12 @@ class EndedIds:
         return len(self._newest) + sum(array.part.count for array in self._full)
 
     def add(self, query_id: str, query: Origin, context_offset: int) -> None:
-        """Remember a query that has ended. This has no effect on a known id.
+        """Remember a query that has ended. If the id is already known, this has no effect.
 
         Args:
-            query_id: Its id.
-            query: Origin of its Query.
-            context_offset: Offset of its Context.
+            query_id: The query's id.
+            query: Origin of the Query.
+            context_offset: Offset of the query's Context.
         """
         if self.find(query_id) is not None:
             return
@@ -265,7 +266,7 @@ class EndedIds:
             self._newest, self._newest_context = {}, -1
 
     def find(self, query_id: str) -> tuple[int, int] | None:
-        """Return partition and offset of the Query that ended with this id; None if there is none."""
+        """Return the partition and offset of the ended Query with this id; None if there is none."""
         digest = _digest(query_id)
         place = self._newest.get(digest)
         if place is None:
@@ -285,7 +286,8 @@ class EndedIds:
             first_context: Oldest Context offset on the broker.
 
         Returns:
-            How many ids were forgotten because they cannot be redelivered, and how many because there were too many.
+            The number of ids forgotten because they cannot be redelivered, and the number forgotten because there were
+            too many.
         """
         before = len(self)
         firsts = {part: np.uint64(first) for part, first in first_queries.items()}
@@ -311,8 +313,8 @@ class EndedIds:
         """Return the ids that a snapshot refers to.
 
         Args:
-            parts: Its arrays, oldest first.
-            load: Returns the bytes of an array by their SHA-256.
+            parts: The snapshot's arrays, oldest first.
+            load: Returns an array's bytes by their SHA-256.
             most: Maximum number of remembered ids.
             array_ids: Number of ids in a full array.
 
@@ -350,7 +352,7 @@ class EndedIds:
 
 
 def _held(array: _Array, firsts: Mapping[int, np.uint64]) -> bool:
-    """Return whether the broker still has any of the array's Queries."""
+    """Return whether the broker still has any of an array's Queries."""
     partitions = array.places >> np.uint64(_OFFSET_BITS)
     offsets = array.places & np.uint64(_OFFSETS)
     return any(
@@ -371,18 +373,18 @@ def _digest(query_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(query_id.encode(), digest_size=8).digest(), "little")
 
 
-# Retention of snapshots and log: which rows a snapshot must contain, and which records it makes obsolete.
+# Snapshot and log retention: which rows a snapshot must contain, and which records it makes obsolete.
 #
 # A snapshot is written, and the records it replaces are deleted, in this order. Recovery after a crash between any two
-# writes gives the same state:
+# writes yields the same state:
 #
 # 1. the new version: arrays of ids and chunks of open rows that no earlier version has, chunks, manifest;
-# 2. tombstones, in the log, of the ended rows that the *previous* version contains;
-# 3. the offset from which the log is read at startup: that of the previous version;
-# 4. tombstones of older versions.
+# 2. tombstones, in the log, for the ended rows that the *previous* version contains;
+# 3. the offset that the log is read from at startup: the previous version's;
+# 4. tombstones for older versions.
 #
 # Two versions are kept, along with every row newer than the older version. If the newer version is damaged, the older
-# one and the log give the same state.
+# one and the log yield the same state.
 
 KEPT: Final = 2
 """Number of versions kept: the newest, and the previous one in case the newest is damaged."""
@@ -407,14 +409,14 @@ def carry(
         rows: Key, value and decoded row, for every row that has changed since the last snapshot and for all rows that
             are not decisions.
         log_offset: The end of the log.
-        ended: Ids of the queries that have ended. Those of ended rows among `rows` are added.
-        value: Returns the value of a row.
+        ended: Ids of the queries that have ended. Those of ended rows in `rows` are added.
+        value: Returns a row's value.
         open_rows: The chunks of open decisions in the last snapshot; None if there are none.
-        changed: Keys of the rows changed or removed since the last snapshot; None for those of `rows`.
-        chunk_bytes: Size of a chunk.
+        changed: Keys of the rows changed or removed since the last snapshot; None for the keys in `rows`.
+        chunk_bytes: Chunk size, in bytes.
 
     Returns:
-        The content of the snapshot, and the keys of the ended rows, each with the sequence number of its last change.
+        The snapshot's contents, and the keys of the ended rows, each with the sequence number of its last change.
     """
     needed, done, offers = list[bytes](), dict[bytes, int](), list[tuple[int, bytes]]()
     waiting, had = list[bytes](), set[bytes]()
@@ -442,18 +444,18 @@ def floor_of(known: Mapping[int, Manifest]) -> Manifest | None:
     """Return the oldest version to keep; None if there are too few. Ended rows up to it may leave the log.
 
     Args:
-        known: Manifests of the complete versions, by version. Versions that need the whole log are ignored.
+        known: The complete versions' manifests, by version. Versions that need the whole log are ignored.
     """
     own = sorted(version for version, manifest in known.items() if manifest.log_offset >= 0)
     return known[own[-KEPT]] if len(own) >= KEPT else None
 
 
 def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes]:
-    """Return the keys of the snapshot records that no kept version needs.
+    """Return the keys of the snapshot records that no retained version needs.
 
     Args:
         keys: Keys of all snapshot records.
-        known: Manifests of the complete versions, by version.
+        known: The complete versions' manifests, by version.
     """
     floor = floor_of(known)
     if floor is None:
@@ -470,13 +472,13 @@ def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes
     ]
 
 
-# A snapshot of the learner as records: the state of its policy, the rows that are still needed, and ids.
+# A learner snapshot as records: the policy's state, the rows that are still needed, and ids.
 #
-# A snapshot replaces the learner's log up to an offset. It contains the state of the policy, the rows before that
-# offset that are still needed (open decisions, actions, the current offer), and the ids of ended queries. Snapshots
-# have their own topic. A version has its own chunks, with the policy's state and the rows that are not decisions.
-# Arrays of ids and chunks of open decisions are shared with later versions. The manifest lists all of them; it is
-# written last and makes the version complete.
+# A snapshot replaces the learner's log up to an offset. It contains the policy's state, the rows before that offset
+# that are still needed (open decisions, actions, the current offer), and the ids of ended queries. Snapshots have their
+# own topic. A version has its own chunks, with the policy's state and the rows that are not decisions. Arrays of ids
+# and chunks of open decisions are shared with later versions. The manifest lists all of them; it is written last and
+# makes the version complete.
 #
 # Nothing here does I/O: keys and values in, keys and values out.
 
@@ -486,11 +488,11 @@ class Carried:
     """Everything in a snapshot except the policy's state. It replaces the log before an offset.
 
     Attributes:
-        log_offset: First offset of the log that it does not cover.
+        log_offset: First offset of the log that is not covered.
         rows: Values of the rows that are still needed but are not decisions.
         ended: Ids of the queries whose rows have ended.
         open_rows: The chunks of open decisions.
-        chunks: The records of those chunks that are new.
+        chunks: The records for those chunks that are new.
     """
 
     log_offset: int = -1
@@ -505,9 +507,9 @@ class Snapshot:
     """A snapshot, read back from its records.
 
     Attributes:
-        manifest: Its manifest.
-        rows: Its rows, by key, except those of `held`.
-        held: Its open decisions. In snapshots written by earlier releases, they are in `rows` instead.
+        manifest: The snapshot's manifest.
+        rows: The snapshot's rows, by key, except those in `held`.
+        held: The open decisions. In snapshots written by earlier releases, they are in `rows` instead.
         ended: Ids of the queries whose rows had ended.
     """
 
@@ -537,7 +539,7 @@ def write(
     carried: Carried | None = None,
     present: Collection[bytes] = (),
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the records of a version in the order in which they must be written, the manifest last.
+    """Yield a version's records in the order they must be written, with the manifest last.
 
     Args:
         state: `Policy.state()`.
@@ -546,12 +548,12 @@ def write(
         context_offset: Newest Context offset in the state.
         reward_offset: Newest Reward offset in the state.
         failure_offset: Newest AttemptFailed offset in the state.
-        chunk_bytes: Size of a chunk.
+        chunk_bytes: Chunk size, in bytes.
         prior: SHA-256 of the prior, for version -1.
         taught: The tenants of the latest outcomes.
-        sessions: The last turns of sessions.
+        sessions: Each session's last turn.
         carried: Everything except the policy's state; None for a snapshot that needs the whole log.
-        present: Keys that already exist. Arrays of ids and chunks of open rows among them are not written again.
+        present: Keys that already exist. Arrays of ids and chunks of open rows with these keys are not rewritten.
     """
     carried = carried or Carried()
     arrays = carried.ended.parts()
@@ -596,12 +598,12 @@ def read(
 ) -> tuple[Snapshot | None, list[CorruptState]]:
     """Return the newest complete, verified and accepted version, and why each newer one was rejected.
 
-    Chunks without a manifest belong to a version whose writing was interrupted; they are not an error.
+    Chunks without a manifest come from a version whose writing was interrupted; they are not an error.
 
     Args:
         records: Every snapshot record.
         accept: Loads the state or raises CorruptState, as `Policy.load` does.
-        oldest: Whether to try the oldest version first, so that a replay has as many rows as possible after it.
+        oldest: Whether to try the oldest version first, to leave a replay as many rows after it as possible.
         most_ids: Maximum number of ids to remember; None for the default.
     """
     refused: list[CorruptState] = []

@@ -1,9 +1,9 @@
 """Replays the log and checks that it reproduces every Decision.
 
-Decisions and updates have one total order, so folding everything before a Decision gives the policy that made it. The
-live run may have scored queries in batches. That adds numbers in a different order and so changes their last digits. An
-action therefore counts as reproduced if its replayed score is within TOLERANCE of the best. The other fields of the
-Decision must match the replay of that action: its terms, its probability, the reason, the cohort and the runners-up.
+Decisions and updates have one total order, so folding everything before a Decision yields the policy that made it. The
+live run may have scored queries in batches, which adds numbers in a different order and so changes their last digits.
+An action therefore counts as reproduced if its replayed score is within TOLERANCE of the best. The Decision's other
+fields must match the replay of that action: its terms, its probability, the reason, the cohort and the runners-up.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from schemas.decision import Decision
 from schemas.record import decode
 
 TOLERANCE: Final = 1e-9
-"""Largest difference that rounding may cause in a replay, relative to the larger number, or to 1 if that is larger."""
+"""Largest difference attributed to rounding in a replay, relative to the larger number, or to 1 if that is larger."""
 
 
 Difference: TypeAlias = tuple[str, object, object]
-"""The field, its logged value and its replayed value."""
+"""A field, its logged value and its replayed value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class Mismatch:
 
 
 def load_replay(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow], int]:
-    """Return the rows of a log and the sequence number after which they can be replayed.
+    """Return a log's rows, and the sequence number after which they can be replayed.
 
     That number is -1, for a replay from the beginning, unless rows have been removed from the log. In that case,
-    snapshots contain what those rows taught, and the policy is loaded from the oldest complete one. A log without
-    decisions is valid only after `learner reset`.
+    snapshots contain everything learned from those rows, and the policy is loaded from the oldest complete one. A log
+    without decisions is valid only after `learner reset`.
 
     Args:
-        policy: A new policy with the settings of the live run.
+        policy: A new policy with the live run's settings.
         records: Every key and value of the whole log and of the snapshots.
 
     Raises:
@@ -84,8 +84,8 @@ def load_replay(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[An
         if refused:
             raise refused[0]
         return log, -1
-    # If a decider stopped after deleting rows but before deleting older snapshots, these are still here, but some of
-    # the rows after them are gone. They are ignored.
+    # If a decider stopped after deleting rows but before deleting older snapshots, those snapshots are still here, but
+    # some of the rows after them are gone. They are ignored.
     left = set(snapshot.obsolete(snapshots, snapshot.manifests(snapshots)))
     later = {k: v for k, v in snapshots.items() if not is_prior(k) and k not in left}
     found, refused = snapshot.read(later, policy.load, oldest=True)
@@ -100,10 +100,10 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
     """Replay a log in order and yield every field of a Decision that differs.
 
     Args:
-        policy: A policy with the settings of the live run, new or loaded from a snapshot.
+        policy: A policy with the live run's settings, either new or loaded from a snapshot.
         rows: Every row of the log.
         seed: The live run's seed.
-        after: Sequence number of the snapshot from which the policy was loaded; -1 for none.
+        after: Sequence number of the snapshot that the policy was loaded from; -1 for none.
     """
     log = list(rows)
     actions = {row.action: row for row in log if isinstance(row, ActionRow)}
@@ -119,14 +119,14 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
                 offer(policy, offered, actions)
         decided = [row for row in rows_of_kind if isinstance(row, Row)]
         if kind == "decided":
-            # These decisions are one batch, made from the same state, including λ.
+            # These decisions are one batch, made from the same state, including the same λ.
             yield from _compared(policy, decided, offered, seed)
             yield from _kept(decided, sessions)
         update_policy(policy, kind, decided)
 
 
 def _together(event: LogEvent) -> tuple[EventKind, int]:
-    """Return the key that groups events: decisions made from the same state share one, and every update has its own."""
+    """Return the key for grouping events: decisions made from the same state share one, and each update has its own."""
     row = event.row
     if event.kind == "decided" and isinstance(row, Row):
         return "decided", row.batch
@@ -134,7 +134,7 @@ def _together(event: LogEvent) -> tuple[EventKind, int]:
 
 
 def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int) -> Iterator[Mismatch]:
-    """Yield what differs in a batch of decisions. The policy must be in the state from which they were made."""
+    """Yield the differences in a batch of decisions. The policy must be in the state they were made from."""
     decisions = [decode(bytes(row.decision), Decision) for row in rows]
     contexts = [_context(row, made, offered) for row, made in zip(rows, decisions, strict=True)]
     objectives = [Objective.of(row.objective) for row in rows]
@@ -153,8 +153,8 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
 def _kept(rows: Sequence[Row], sessions: Sessions) -> Iterator[Mismatch]:
     """Yield decisions with reason `session` that differ from the session's last configuration before this batch.
 
-    A decision is not checked if the log no longer has the session's previous turn. Nor is it checked how long a session
-    keeps its configuration, because that was a setting of the live run.
+    A decision is not checked if the log no longer has the session's previous turn. Nor is the time a session keeps its
+    configuration checked, because that was a setting of the live run.
     """
     for row in rows:
         last = sessions.last(row.session)
@@ -197,7 +197,7 @@ def _context(row: Row, decision: Decision, offered: OfferRow) -> Context:
 def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -> Iterator[Difference]:
     """Yield every field that the replay does not reproduce."""
     target = Target.of(row.objective, row.tenant)
-    # A later attempt keeps the objective of the first, including λ, and its cohort.
+    # A later attempt keeps the first one's objective, including λ, and its cohort.
     if target is not None and policy.pacer is not None and decision.attempt == 1:
         shadow_price = policy.pacer.shadow_price(target)
         if not _close(row.objective.price, shadow_price, relative=True):
@@ -208,7 +208,7 @@ def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -
         yield "policy.version", decision.policy.version, policy.version
     ids, at = list(of.action_ids), of.chosen
     if decision.action.id in ids and of.reason == "policy":
-        # If two actions have equal scores up to rounding, either reproduces the decision.
+        # If two actions' scores are equal up to rounding, either one reproduces the decision.
         own = ids.index(decision.action.id)
         if _close(float(of.score[own]), float(of.score[at])):
             at = own
@@ -225,7 +225,7 @@ def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -
 
 
 def _provenance(policy: Policy, row: Row, decision: Decision, chosen: Choice) -> Iterator[Difference]:
-    """Yield differences in reason and cohort, and in the fields that the Decision shares with its row."""
+    """Yield differences in the reason and the cohort, and in the fields that the Decision shares with its row."""
     reason = chosen.reason if decision.query.pinned is None else "pinned"
     cohort = chosen.cohort if decision.attempt == 1 else decision.cohort
     for field, logged, replayed in (
@@ -244,11 +244,11 @@ def _provenance(policy: Policy, row: Row, decision: Decision, chosen: Choice) ->
 
 
 def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Difference]:
-    """Yield the numbers of the action that differ by more than rounding.
+    """Yield the action's numbers that differ by more than rounding.
 
     Args:
         decision: The Decision.
-        chosen: The replayed terms of its action.
+        chosen: The replayed terms for its action.
         sure: Whether the set of best actions is certain despite rounding. If it is not, the live run may have had
             different ties, so probabilities and predictions are not compared.
     """
@@ -258,7 +258,7 @@ def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Diff
         (field, getattr(decision, field), getattr(chosen, field) if by_policy else None)
         for field in ("mean", "width", "score")
     ]
-    if sure or chosen.reason == "warm-up":  # warm-up draws uniformly, whatever the scores
+    if sure or chosen.reason == "warm-up":  # warm-up draws uniformly, regardless of scores
         numbers += [
             ("propensity", decision.propensity, chosen.propensity),
             ("propensity_error", decision.propensity_error, chosen.propensity_error),
@@ -274,7 +274,7 @@ def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Diff
 
 
 def _runners_up(decision: Decision, chosen: Choice, of: Prediction) -> Iterator[Difference]:
-    """Yield the runners-up that differ; those with equal scores up to rounding may be in any order."""
+    """Yield the runners-up that differ; those whose scores are equal up to rounding may be in any order."""
     logged, replayed = decision.runners_up, chosen.runners_up
     others = {each.action for each in logged} - {chosen.action_id}
     if not len(others) == len(logged) == len(replayed):

@@ -1,6 +1,6 @@
 """Grading: compare an answer with the query's reference.
 
-grade        graders, references, and where an answer is read; begin with this module
+grade        graders, references, and where an answer is found; start with this module
 quantities   numbers, units and words, compared exactly
 programs     list programs, the language of answers to code questions
 compiled     patterns and JSON Schemas

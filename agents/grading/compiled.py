@@ -18,17 +18,17 @@ from schemas.errors import shown
 
 
 def matches(patterns: Sequence[str], text: str) -> bool:
-    """Return whether any of the patterns occurs in a text."""
+    """Return whether any of the patterns matches anywhere in a text."""
     return any(re.search(pattern, text) for pattern in patterns)
 
 
 def conforms(schema: Mapping[str, Any], value: Any) -> bool:
-    """Return whether a value conforms to a JSON Schema. References must be internal, because nothing is fetched."""
+    """Return whether a value conforms to a JSON Schema. References must be internal, since nothing is fetched."""
     return bool(_validator(schema).is_valid(value))
 
 
 def refusal(patterns: Sequence[str] = (), schema: Mapping[str, Any] | None = None) -> str:
-    """Return why patterns or a schema cannot be used, naming the field and the fix; empty if they can."""
+    """Return the reason that patterns or a schema cannot be used, naming the field and the fix; empty if they can."""
     for pattern in patterns:
         try:
             with warnings.catch_warnings():
@@ -40,7 +40,7 @@ def refusal(patterns: Sequence[str] = (), schema: Mapping[str, Any] | None = Non
 
 
 def _validator(schema: Mapping[str, Any]) -> Any:
-    # The registry is empty, because by default references would be fetched from any URL in the schema.
+    # The registry is empty because, by default, references would be fetched from any URL in the schema.
     return validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
 
 

@@ -1,12 +1,12 @@
 r"""Whether an answer is right: a grader compares it with the query's reference.
 
-A query, a model's entry or the catalogue names the grader. The default, `boxed-only`, compares the last `\boxed{…}` of
-an answer with the reference. A reference is a number, a mathematical answer as text (plain, LaTeX, GSM8K's "… #### N",
-or a solution with the answer in a box), `{"tests": [[input, output], …]}` for a program, or a list of accepted answers.
-Numbers and words are compared here. Other mathematics, programs, and the patterns and schemas of clients go to a
-grading process, whose time is limited.
+The grader is named by the query, the model's entry or the catalogue. The default, `boxed-only`, compares the last
+`\boxed{…}` in an answer with the reference. A reference is a number, a mathematical answer as text (plain, LaTeX,
+GSM8K's "… #### N", or a solution with the answer in a box), `{"tests": [[input, output], …]}` for a program, or a list
+of accepted answers. Numbers and words are compared here. Other mathematics, programs, and clients' patterns and schemas
+go to a grading process, whose time is limited.
 
-A different grader alone changes accuracy, so the grader's name and version are recorded with every result.
+A change of grader alone changes accuracy, so the grader's name and version are recorded with every result.
 docs/grading.md describes the rules.
 """
 
@@ -37,7 +37,7 @@ _NAMED: Final = frozenset({"boxed-only", "boxed"})  # both compare alike, so a R
 
 
 Rule: TypeAlias = Literal["math-verify", "program", "regex", "schema"]
-"""The rule by which a grading process decides."""
+"""The rule that a grading process decides by."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ Read: TypeAlias = Literal["box", "last-line", "text", "fence"]
 
 
 class BadReference(UniscaleError, ValueError):
-    """A reference cannot be used for grading. Give a number, a text, or {"tests": [[input, output], …]}."""
+    """A reference cannot be used for grading. Use a number, text, or {"tests": [[input, output], …]}."""
 
 
 class Undecided(UniscaleError):
@@ -71,7 +71,7 @@ class Undecided(UniscaleError):
 
 @dataclass(frozen=True)
 class Grade:
-    """One graded answer: the answer that was found and where, the deciding rule, and the grader."""
+    """One graded answer: the answer found and where it was found, the deciding rule, and the grader."""
 
     correct: bool
     answer: str | None
@@ -82,7 +82,7 @@ class Grade:
 
     @property
     def rule(self) -> str:
-        """Return the deciding rule, preceded by where the answer was found if there was one.
+        """Return the deciding rule, preceded by where the answer was found, if there was one.
 
         >>> Grade(correct=True, answer="7", how="number").rule
         'box/number'
@@ -92,7 +92,7 @@ class Grade:
 
 @cache
 def grader_version(name: str = GRADER) -> str:
-    """Return the version recorded with every result of a grader: its revision, and its library's version if any."""
+    """Return the version recorded with a grader's results: its revision, and its library's version, if any."""
     if name in _NAMED:
         return f"{GRADER_REVISION}+math-verify-{metadata.version('math-verify')}"
     return f"{REVISION}+jsonschema-{metadata.version('jsonschema')}" if name == "json" else f"{REVISION}"
@@ -108,18 +108,18 @@ def ask_later(rule: Rule, request: Mapping[str, object]) -> NoReturn:
 
 
 def grade(text: str, reference: object, *, ask: AskGrader, grader: Grader | None = None) -> Grade:
-    r"""Grade the text of an answer.
+    r"""Grade an answer's text.
 
     Args:
         text: Text of the whole path.
         reference: The content of `Query.reference`; None only if the grader needs no reference.
         ask: Function that asks a grading process if no exact rule decides; called at most once.
-        grader: The grader; None for `boxed-only`, for which an answer without a complete box is wrong.
+        grader: The grader; None for `boxed-only`, which treats an answer without a complete box as wrong.
 
     Raises:
         BadReference: `boxed-only` or `boxed` cannot grade against the reference.
-        InvalidField: Grader and reference do not match, or one of them is invalid.
-        UniscaleError: Any error that `ask` raises.
+        InvalidField: The grader and the reference do not match, or one of them is invalid.
+        UniscaleError: Any error raised by `ask`.
 
     >>> grade(r"12 + 5 = 17, so \boxed{017}", 17, ask=ask_later).how
     'number'
@@ -143,10 +143,10 @@ def check(grader: Grader | None, reference: object) -> dict[str, object] | None:
         reference: The content of `Query.reference`.
 
     Returns:
-        The patterns or the schema for a grading process to check (`GradingPool.refusal`); None if there are none.
+        The patterns or schema for a grading process to check (`GradingPool.refusal`); None if there are none.
 
     Raises:
-        InvalidField: The reference is rejected; the message names the field of the Query and the fix.
+        InvalidField: The reference is rejected; the message names the Query field and the fix.
     """
     name = "boxed-only" if grader is None else grader.name
     accepted = _accepted(name, reference)
@@ -171,10 +171,10 @@ def check(grader: Grader | None, reference: object) -> dict[str, object] | None:
 
 
 def read_reference(reference: object) -> object:
-    """Parse a reference that is JSON text with `tests`; return any other reference unchanged.
+    """Parse a reference that is JSON text with `tests`, and return any other reference unchanged.
 
     Raises:
-        BadReference: The JSON is nested too deeply to be parsed.
+        BadReference: The JSON is nested too deeply to parse.
 
     >>> read_reference('{"tests": [["a", "b"]]}'), read_reference("{1, 2}")
     ({'tests': [['a', 'b']]}, '{1, 2}')
@@ -209,7 +209,7 @@ def check_reference(reference: object) -> None:
     """Reject a reference that no answer can be graded against.
 
     Raises:
-        BadReference: The reference is rejected; the message gives the reason and the fix.
+        BadReference: The reference is rejected; the message states the reason and the fix.
     """
     if isinstance(reference, Mapping):
         _check_tests(reference.get("tests"))
@@ -245,7 +245,7 @@ def _is_value(value: Value | object) -> bool:
 
 
 def is_program(reference: object) -> bool:
-    """Return whether a reference contains the tests of a program, so no default grader applies to it."""
+    """Return whether a reference contains tests for a program, in which case no default grader applies to it."""
     if isinstance(reference, str):
         try:
             reference = read_reference(reference)
@@ -258,11 +258,11 @@ def _refused(why: str) -> InvalidField:
     return InvalidField("Query", "reference", why)
 
 
-# The accepted answers of a reference, in the form that its grader compares.
+# A reference's accepted answers, in the form compared by its grader.
 
 
 def _accepted(name: str, reference: object) -> list[Any]:
-    """Return the accepted answers of a reference: its items if it is a list, otherwise the reference itself.
+    """Return a reference's accepted answers: its items if it is a list, otherwise the reference itself.
 
     Raises:
         InvalidField: An item has a type that the grader cannot compare.
@@ -286,7 +286,7 @@ def _accepted(name: str, reference: object) -> list[Any]:
 
 
 def _text_of(item: Any) -> str:
-    """Return a text unchanged, and a number as digits."""
+    """Return text unchanged, and a number as digits."""
     text = item if isinstance(item, str) else format(Decimal(repr(item)), "f")
     if not text.strip():
         raise _refused("is an empty text; give the right answer, or leave reference out")
@@ -311,7 +311,7 @@ def _pattern(item: Any) -> str:
 
 
 def _json_of(item: Any) -> Any:
-    """Return the JSON value of an item. A text is parsed as JSON."""
+    """Return an item's JSON value. Text is parsed as JSON."""
     if not isinstance(item, str):
         return item
     try:
@@ -341,7 +341,7 @@ _READERS: dict[str, Callable[[Any], str]] = {
 
 # Where an answer is found: the last complete `\boxed{…}`, or else the last line or the whole text.
 
-# The start of a box, an escaped character (an escaped brace is printed and does not group), or a brace.
+# The start of a box, an escaped character (an escaped brace is printed and does not group), or a plain brace.
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
@@ -353,7 +353,7 @@ def extract_boxed(text: str) -> str | None:
     """
     if "\\boxed" not in text:
         return None
-    opened: list[int | None] = []  # where the content of each open box starts; None for a plain brace
+    opened: list[int | None] = []  # where each open box's content starts; None for a plain brace
     last: tuple[int, int] | None = None
     for match in _BRACES.finditer(text):
         token = match.group()
@@ -374,14 +374,14 @@ def _answer(text: str) -> tuple[str | None, Read]:
     return lines[2].strip() or None, "last-line"
 
 
-# The comparisons of the graders. Each returns whether the answer is right, the answer that was found and where, and the
+# The graders' comparisons. Each returns whether the answer is right, the answer found and where it was found, and the
 # deciding rule.
 
 Decided = tuple[bool, str | None, Read, How]
 
 
 def _boxed(name: str, text: str, accepted: Sequence[Any], ask: AskGrader) -> Decided:
-    """Compare numbers, words, mathematics or a program. `boxed` reads the last line of a text without a box."""
+    """Compare numbers, words, mathematics or a program. If text has no box, `boxed` reads its last line."""
     if len(accepted) == 1:
         accepted = [read_reference(accepted[0])]
     for item in accepted:
@@ -412,7 +412,7 @@ def _boxed(name: str, text: str, accepted: Sequence[Any], ask: AskGrader) -> Dec
     return False, answer, read, min(known)
 
 
-# A run of digits and other characters of a number, not the end of a word or of another number (`x2`, `2024-01`).
+# A run of digits and other number characters, not the end of a word or of another number (`x2`, `2024-01`).
 _NUMBERS = re.compile(
     r"(?<![\w.])(?:(?<![\w.)])[-+−])?\\?\$?"
     r"(?:\\[dt]?frac\{[0-9]+\}\{[0-9]+\}|[0-9]+ [0-9]+/[0-9]+|[0-9]+/[0-9]+"
@@ -485,7 +485,7 @@ _GRADERS: dict[str, Callable[[Grader, str, Sequence[Any], AskGrader], Decided]] 
 
 
 def _spaced(text: str) -> str:
-    """Return a text in NFC, with runs of white space collapsed and trimmed."""
+    """Return text in NFC, with runs of white space collapsed and the ends trimmed."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -494,7 +494,7 @@ def _folded(text: str) -> str:
 
 
 def _holds(text: str, wanted: str) -> bool:
-    """Return whether a text contains another text as whole words, with no letter or digit directly before or after.
+    """Return whether text contains other text as whole words, with no letter or digit directly before or after.
 
     >>> _holds("it is no. 5", "no"), _holds("i know", "no"), _holds("1.5 or 15", "5")
     (True, False, False)
@@ -521,7 +521,7 @@ _FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re
 
 
 def _json_parts(text: str) -> Iterator[tuple[str, Read]]:
-    """Yield the candidates for an answer's JSON: the whole text, its last fenced block and its last line."""
+    """Yield candidates for an answer's JSON: the whole text, its last fenced block and its last line."""
     yield text.strip(), "text"
     if fences := _FENCE.findall(text):
         yield fences[-1].strip(), "fence"
@@ -529,7 +529,7 @@ def _json_parts(text: str) -> Iterator[tuple[str, Read]]:
 
 
 def _loads(text: str) -> Any:
-    """Return a JSON value. Raises ValueError, even for Python's extensions of JSON and for excessive nesting."""
+    """Parse a JSON value. Raises ValueError, including for Python's JSON extensions and excessive nesting."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:

@@ -1,9 +1,9 @@
 """Processes that grade answers, with enforced limits on time and memory.
 
 Answers come from models and references from clients, so neither is trusted. math-verify may hang inside compiled code,
-where neither a thread nor a signal handler can interrupt it, and a program with many tests takes a long time.
-Therefore, both run in separate processes, without this process's environment, which contains secrets. A process that
-exceeds its time limit is killed and replaced.
+where neither a thread nor a signal handler can interrupt it, and a program with many tests takes a long time. Both
+therefore run in separate processes, without this process's environment, which contains secrets. A process that exceeds
+its time limit is killed and replaced.
 """
 
 import contextlib
@@ -22,26 +22,26 @@ from schemas.errors import UniscaleError
 
 _ROOT = Path(__file__).resolve().parents[2]
 _WORKER = "agents.grading.worker"
-_START_TIMEOUT_S = 120.0  # importing sympy on a busy machine; not part of an answer's time
+_START_TIMEOUT_S = 120.0  # to import sympy on a busy machine; not part of an answer's time
 # The only environment variables passed to a grading process: library paths and text encoding.
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
 class GradingPoolError(UniscaleError):
-    """A grading process could not be started. Install math-verify with an antlr4 runtime, or free memory."""
+    """A grading process could not be started. Install math-verify with an antlr4 runtime, or free up memory."""
 
 
 class GraderFailed(UniscaleError):
-    """A grading process ran out of time or died, so it is unknown whether the answer is right."""
+    """A grading process ran out of time or died, leaving it unknown whether the answer is right."""
 
 
 class GradingPool:
-    r"""Pool of processes that grade answers and can be killed. Safe to call from several threads.
+    r"""Pool of killable processes that grade answers. Safe to call from several threads.
 
     Args:
         workers: Number of processes, started on demand. This many answers are graded concurrently; others wait.
         timeout_s: Maximum time for one answer.
-        memory_mb: Maximum memory that one process may map.
+        memory_mb: Maximum memory that one process may map, in MB.
         environ: The environment of this process; only a few variables are passed on.
 
     >>> with GradingPool() as pool:
@@ -57,7 +57,7 @@ class GradingPool:
         *,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Set up the pool without starting a process."""
+        """Set up the pool without starting any processes."""
         self._timeout_s = timeout_s
         self._memory_mb = memory_mb
         self._environ = {name: environ[name] for name in _PASSED_ON if name in environ}
@@ -69,11 +69,11 @@ class GradingPool:
         self.started = 0
 
     def ask(self, rule: Rule, request: Mapping[str, object]) -> Verdict:
-        """Return the result of a request. Blocks at most `timeout_s`, and while a process starts.
+        """Return the result of a request. Blocks for at most `timeout_s`, plus any time for a process to start.
 
         Args:
-            rule: The rule that decides.
-            request: The request, in the format that `agents.grading.worker` reads.
+            rule: The deciding rule.
+            request: The request, in the format read by `agents.grading.worker`.
 
         Raises:
             GraderFailed: There is no result within the limits.
@@ -82,7 +82,7 @@ class GradingPool:
         return Verdict(correct=bool(self._reply(rule, request)["correct"]), how=rule)
 
     def refusal(self, request: Mapping[str, object]) -> str:
-        """Return why patterns or a schema cannot be used; empty if they can. Blocks as `ask` does.
+        """Return the reason that patterns or a schema cannot be used; empty if they can. Blocks like `ask`.
 
         Raises:
             GraderFailed: There is no result within the limits, for instance because compiling takes too long.
@@ -91,7 +91,7 @@ class GradingPool:
         return str(self._reply("check", {"check": request})["why"])
 
     def close(self) -> None:
-        """End the idle processes. A later call starts new ones. A process that is grading ends with this process."""
+        """End the idle processes; a later call starts new ones. A process that is grading ends with this process."""
         for _ in range(self.workers):
             with contextlib.suppress(queue.Empty):
                 _kill(self._idle.get_nowait())
@@ -120,7 +120,7 @@ class GradingPool:
             if reply is None:
                 hung = process.poll() is None
                 _kill(process)
-                # Start the replacement now, so that this answer waits for it rather than another tenant's next one.
+                # Start the replacement now, so that this answer waits for it rather than another tenant's next answer.
                 with contextlib.suppress(GradingPoolError):
                     process = self._start()
                     if kind == "math-verify":
@@ -141,7 +141,7 @@ class GradingPool:
     def _start(self) -> "subprocess.Popen[str]":
         self.started += 1
         process = subprocess.Popen(
-            # -P: do not import modules from the working directory, whatever it is.
+            # -P: never import modules from the working directory.
             [sys.executable, "-P", "-B", "-m", _WORKER, str(self._timeout_s), str(self._memory_mb)],
             env=self._environ | {"PYTHONPATH": str(_ROOT)},
             stdin=subprocess.PIPE,
@@ -173,13 +173,13 @@ class GradingPool:
             process.stdin.write(line + "\n")
             process.stdin.flush()
         except BrokenPipeError:
-            process.wait()  # it may have closed its end but not exited yet
+            process.wait()  # it may have closed its end without having exited yet
             return None
         return _read(process, self._timeout_s if timeout_s is None else timeout_s)
 
 
 def _read(process: "subprocess.Popen[str]", timeout_s: float) -> dict[str, object] | None:
-    """Return one reply, or None if the time is up or the process has ended. A reply is one atomic write."""
+    """Return one reply, or None if time is up or the process has ended. A reply is one atomic write."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], timeout_s)
     line = process.stdout.readline() if ready else ""

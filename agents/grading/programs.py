@@ -1,8 +1,8 @@
-"""List programs, the language of answers to code questions: operations on lists or texts, run on given inputs.
+"""List programs, the language for answering code questions: operations on lists or text, run on given inputs.
 
 A program consists of operations joined by " | ", such as `keep even | add 3 | take 2`. It is safe by construction: no
 text is evaluated, there are no loops, and every value is bounded in length and size. The services still run programs in
-a separate process (`GradingPool`), because many tests on long inputs take seconds.
+a separate process (`GradingPool`), because running many tests on long inputs takes seconds.
 """
 
 import re
@@ -18,7 +18,7 @@ MAX_OPERATIONS = 32
 MAX_ITEMS = 10_000
 # Numbers stay below this magnitude, so that `times 9 | times 9 | …` cannot grow without bound.
 MAX_NUMBER = 10**15
-MAX_TEXT = 2_000  # characters of a program
+MAX_TEXT = 2_000  # characters in a program
 
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _COUNT = re.compile(r"[0-9]{1,9}")
@@ -59,7 +59,7 @@ _TEXTS_BY_WORD: dict[str, Callable[[str, str], str]] = {
 
 
 def run(program: str, value: Value) -> Value:
-    """Apply a program to a list of whole numbers or to a text.
+    """Apply a program to a list of whole numbers or to text.
 
     Raises:
         ProgramError: An operation is unknown, cannot be applied to the value, or exceeds the bounds. The message names
@@ -83,7 +83,7 @@ def run(program: str, value: Value) -> Value:
 
 
 def passes(program: str, tests: Tests) -> bool:
-    """Return whether a program turns every input into its output. A program that fails on an input does not pass.
+    """Return whether a program turns every input into its output. A program that fails on any input does not pass.
 
     >>> passes("sort | take 1", [([3, 1], [1]), ([5], [5])])
     True

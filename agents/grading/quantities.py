@@ -1,8 +1,8 @@
 """Comparison without mathematics: numbers, numbers with a unit, and words.
 
-math-verify reads every text as mathematics: to it, `hello` is a product of letters, equal to `olleh`, and `K-G-V` is a
-difference, equal to `K-V-G`. It does not read `1 1/2` and `1e-5` as numbers. Therefore, it is used only for what this
-module cannot decide.
+math-verify reads all text as mathematics: to it, `hello` is a product of letters, equal to `olleh`, and `K-G-V` is a
+difference, equal to `K-V-G`. It does not read `1 1/2` and `1e-5` as numbers. It is therefore used only for comparisons
+that this module cannot decide.
 """
 
 import re
@@ -29,8 +29,8 @@ _AMOUNT = (
     r"(?:(?P<above>[0-9]+)/(?P<below>[0-9]+)|\\[dt]?frac\{(?P<top>[0-9]+)\}\{(?P<bottom>[0-9]+)\}))"
 )
 _QUANTITY = re.compile(rf"{_AMOUNT}(?: (?P<unit>[^\W\d_]{{3,}}(?: [^\W\d_]+)*))?")
-# Words of which one has at least three letters, `no`, a path such as K-G-V, or a date. Any other short word may be a
-# product of variables.
+# Words, at least one of them with three or more letters; `no`; a path such as K-G-V; or a date. Any other short word
+# may be a product of variables.
 _WORDS = re.compile(
     r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ ,'’&-]+[^\W\d_]+)*|(?i:no)|[A-Z](?:-[A-Z])+|[0-9]{4}-[0-9]{2}-[0-9]{2}"
 )
@@ -49,7 +49,7 @@ _MAX_DIGITS = 1_000  # Python refuses to parse more than 4,300
 
 
 def as_number(text: str) -> Fraction | None:
-    r"""Return the exact number that a text denotes, or None if it does not denote one.
+    r"""Return the exact number denoted by a text, or None if it does not denote one.
 
     Signs, leading zeros, thousands separators, $, a full stop, decimals, powers of ten, fractions and mixed numbers are
     understood.
@@ -67,7 +67,7 @@ def as_number(text: str) -> Fraction | None:
 
 
 def _quantity(text: str) -> tuple[Fraction, str] | None:
-    """Return the number that a text denotes and the words of its unit, if any; None if it does not denote a number."""
+    """Return the number denoted by a text and the words of its unit, if any; None if it does not denote a number."""
     found = _QUANTITY.fullmatch(_unwrapped(text)) if len(text) <= _MAX_DIGITS else None
     if found is None:
         return None
@@ -87,7 +87,7 @@ def _quantity(text: str) -> tuple[Fraction, str] | None:
 
 
 def _agree(a: Fraction, b: Fraction) -> bool:
-    """Return whether two numbers are equal, to six decimal places and to six significant digits."""
+    """Return whether two numbers are equal, both to six decimal places and to six significant digits."""
     return a == b or (round(a, 6) == round(b, 6) and _six(a) == _six(b))
 
 
@@ -96,9 +96,9 @@ def _six(number: Fraction) -> str:
 
 
 def compare_exactly(gold: str, answer: str) -> tuple[bool, Literal["number", "text"]] | None:
-    """Return whether an answer is right and by which rule; None if the comparison needs mathematics.
+    """Return whether an answer is right and the rule that decided; None if the comparison needs mathematics.
 
-    Units match if one is a prefix of the other. Words are compared without regard to case.
+    Units match if one is a prefix of the other. Words are compared case-insensitively.
     """
     wanted, given = _quantity(gold), _quantity(answer)
     if wanted is not None and given is not None:
@@ -116,16 +116,16 @@ def compare_exactly(gold: str, answer: str) -> tuple[bool, Literal["number", "te
 
 
 def _plain(text: str) -> str:
-    """Return a text without insignificant white space."""
+    """Return text without insignificant white space."""
     spaced = _SPACES.sub(" ", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
     return _BETWEEN_WORDS.sub("\0", _alike(spaced)).replace(" ", "").strip("$").removesuffix(".")
 
 
 def _unwrapped(text: str) -> str:
-    r"""Return a text without commands such as `\text{…}`."""
+    r"""Return text without commands such as `\text{…}`."""
     return _alike(_TEXT_COMMAND.sub(r" \1 ", text))
 
 
 def _alike(text: str) -> str:
-    """Return a text with look-alike characters unified, without a final full stop or double spaces."""
+    """Return text with look-alike characters unified, without a final full stop or double spaces."""
     return " ".join(text.translate(_ALIKE).split()).removesuffix("$").removesuffix(".").rstrip()

@@ -1,8 +1,8 @@
-"""A process of `GradingPool`, which reads one JSON line for each request and writes one for each reply.
+"""A `GradingPool` process, which reads one JSON line per request and writes one per reply.
 
-It is a separate process because grading may never end: math-verify's own timeouts need the main thread of a process,
-and a signal handler cannot interrupt compiled code. So these timeouts are disabled, and the process is killed instead,
-by its parent or, if the parent has exited, by an alarm without a handler.
+It is a separate process because grading may never finish: math-verify's own timeouts work only in a process's main
+thread, and a signal handler cannot interrupt compiled code. So these timeouts are disabled, and the process is killed
+instead: by its parent or, if the parent has exited, by an alarm without a handler.
 """
 
 import json
@@ -24,7 +24,7 @@ def main(timeout_s: float, memory_mb: int) -> None:
     {"correct"}, and {"check"} with {"why"}; any of them may be answered with {"error"}. {"math"} must come once before
     the first request with `gold`, and is answered with {"ready"}.
     """
-    # The protocol uses its own descriptor, so that a parser that prints cannot break it.
+    # The protocol uses its own descriptor, so that a parser's prints cannot break it.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     _limit(resource.RLIMIT_AS, memory_mb * 2**20)
@@ -53,7 +53,7 @@ def main(timeout_s: float, memory_mb: int) -> None:
 
 
 def _mathematics() -> Callable[..., bool]:
-    """Return math-verify's comparison. Importing it takes seconds and a hundred megabytes."""
+    """Return math-verify's comparison function. Importing it takes seconds and a hundred megabytes."""
     import logging
 
     logging.disable(logging.CRITICAL)  # avoids a warning on each call that timeouts are disabled

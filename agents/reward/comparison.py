@@ -3,13 +3,13 @@
 People watch a running experiment and stop when they like the result. An ordinary 95 % interval then misses the truth
 far more often than once in twenty. A confidence *sequence* covers it at all times at once, with the stated probability:
 
-    accuracy   Robbins' normal mixture for outcomes between 0 and 1, which holds at any sample size
-    cost       the same with an estimated standard deviation; it holds only asymptotically, because costs have no bound
-               (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, 2021)
+    accuracy   Robbins' normal mixture for outcomes between 0 and 1, which is valid at any sample size
+    cost       the same with an estimated standard deviation; it is valid only asymptotically, because costs are
+               unbounded (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, 2021)
 
 Each group gets half of the error probability, and the interval for their difference or ratio follows from the two. A
-failed query counts as a wrong answer at the cost it caused. A query whose correctness is unknown, for instance because
-its reward was closed early, counts only towards the cost and the feedback rate.
+failed query counts as a wrong answer, at the cost it incurred. A query whose correctness is unknown, for instance
+because its reward was closed early, counts only towards the cost and the feedback rate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOUNDED: Final = 0.5
 """Maximum standard deviation of outcomes between 0 and 1."""
 
 SHARPEST: Final = 250.0
-"""Number of observations at which the sequence is tightest, about as many as a control group gets in its first days."""
+"""The sequence is tightest at this number of observations, about what a control group collects in its first days."""
 
 FEWEST: Final = 20
 """Minimum number of observations for estimating a standard deviation."""
@@ -34,7 +34,7 @@ FEWEST: Final = 20
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with the bounds of its confidence sequence."""
+    """An estimate, with the bounds of its confidence sequence."""
 
     mean: float
     low: float
@@ -43,7 +43,7 @@ class Interval:
 
 @dataclass(slots=True)
 class Running:
-    """Count, mean, and sum of squared deviations (Welford) of one term in one group."""
+    """The count, mean, and sum of squared deviations (Welford) for one term in one group."""
 
     count: int = 0
     mean: float = 0.0
@@ -67,10 +67,10 @@ class CohortOutcomes:
     """One cohort's outcomes.
 
     Attributes:
-        queries: Number of answered, failed and expired queries together.
+        queries: Total number of answered, failed and expired queries.
         failed: Number of these queries without an answer.
         told: Number of these queries with known correctness.
-        accuracy, cost: Statistics over the queries for which each is known.
+        accuracy, cost: Statistics over the queries where each is known.
     """
 
     queries: int = 0
@@ -81,7 +81,7 @@ class CohortOutcomes:
 
     @property
     def feedback_rate(self) -> float:
-        """Return the share of queries with known correctness. If it differs by cohort, comparing them is biased."""
+        """Return the share of queries with known correctness. If it differs between cohorts, comparisons are biased."""
         return self.told / self.queries if self.queries else 0.0
 
 
@@ -89,7 +89,7 @@ class Uplift:
     """Comparison of the policy with the control group, updated outcome by outcome.
 
     Args:
-        error: Probability that an interval ever misses the truth.
+        error: Probability that any interval ever misses the truth.
     """
 
     def __init__(self, error: float = 0.05) -> None:
@@ -104,7 +104,7 @@ class Uplift:
         Args:
             cohort: `Decision.cohort`.
             status: How the query ended.
-            correct: Correctness from 0 to 1; None if unknown. A failure counts as 0, whatever this value is.
+            correct: Correctness from 0 to 1; None if unknown. A failure counts as 0, whatever this value.
             cost: Cost of the query; None if nothing was run.
         """
         if status in UNCOUNTED:
@@ -138,10 +138,10 @@ class Uplift:
         return Interval(mine.mean / other.mean, low / most, high / least if least > 0 else math.inf)
 
     def report(self, control: str = "the control group") -> dict[str, Any]:
-        """Return the comparison as a sentence and as numbers, ready for JSON. An infinite bound is given as None.
+        """Return the comparison as a sentence and as numbers, ready for JSON. An infinite bound becomes None.
 
         Args:
-            control: Description of the baseline with which the policy is compared.
+            control: Description of the baseline that the policy is compared with.
         """
         groups = self.groups
         return {
@@ -154,10 +154,10 @@ class Uplift:
         }
 
     def sentence(self, control: str = "the control group") -> str:
-        """Return the comparison in one sentence.
+        """Return the comparison as one sentence.
 
         Args:
-            control: Description of the baseline with which the policy is compared.
+            control: Description of the baseline that the policy is compared with.
         """
         accuracy, cost = self.accuracy_difference(), self.cost_ratio()
         if accuracy is None or cost is None:
@@ -182,7 +182,7 @@ def _finite(found: Interval | None) -> dict[str, float | None] | None:
 
 
 def radius(count: int, deviation: float, error: float) -> float:
-    """Return half the width of a confidence sequence for a mean after `count` observations.
+    """Return the half-width of a confidence sequence for a mean after `count` observations.
 
     The boundary is √((n + ρ)·ln((n + ρ)/(ρ·error²))) standard deviations of the sum (Robbins 1970; Howard et al. 2021).
 

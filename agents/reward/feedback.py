@@ -1,12 +1,12 @@
 """Feedback in the reward join: parked until its Answer arrives, applied, too late, or sent to the dead-letter topic.
 
-Feedback is applied if the time between Feedback and Answer, whichever was appended first, is at most the query's
-feedback wait, and if the Decision, which contains that wait, was appended within the deployment's own wait. Otherwise
-the Feedback is late, or is sent to the dead-letter topic if the Answer or Decision came too long after it. This depends
-only on append times, never on the order in which topics are read or on when the timer runs. There are three exceptions,
-because a row does not keep enough information to decide them: Feedback read after its query was closed always counts as
-late; Feedback that does not fit into its row is sent to the dead-letter topic; and a second Feedback that is read while
-the first is parked is a duplicate even if the first is sent there later.
+Feedback is applied if the time between the Feedback and the Answer, whichever was appended first, is at most the
+query's feedback wait, and if the Decision, which contains that wait, was appended within the deployment's own wait.
+Otherwise, the Feedback is late, or is sent to the dead-letter topic if the Answer or Decision came too long after it.
+This depends only on append times, never on the order that topics are read in or on when the timer runs. There are three
+exceptions, because a row does not keep enough information to decide them: Feedback read after its query was closed
+always counts as late; Feedback that does not fit into its row is sent to the dead-letter topic; and a second Feedback
+read while the first is parked is a duplicate, even if the first is sent there later.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ def on_feedback(row: JoinRow, feedback: Feedback, arrival: Arrival, timeouts: Ti
 
 
 def apply_parked(row: JoinRow, transition: Transition) -> Transition:
-    """Return a transition that also applies the Feedback parked in a row.
+    """Return a transition that also applies any Feedback parked in a row.
 
     Args:
         row: The query's row.

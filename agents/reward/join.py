@@ -35,22 +35,22 @@ from schemas.spent import Spent
 # The kinds of Reward:
 #
 #     provisional   score and cost are known, correctness is awaited
-#     correction    feedback gave the correctness in time; always follows a provisional reward, even if both are sent at
-#                   once
+#     correction    feedback supplied the correctness in time; always follows a provisional reward, even if both are
+#                   sent at once
 #     final         correctness is known at once, from the reference or because the model gave no text
 #     default       correctness did not arrive in time, nothing could be run, or the client's own bounds cut the answer;
 #                   the row closes with the terms it has. If too many rewards are open, the wait is cut short
 #
-# The first Answer ends the query, whichever attempt it belongs to. An Answer that is read before the Decision of its
-# attempt waits for that Decision. A Decision of a further attempt replaces the previous one.
+# The first Answer ends the query, whichever attempt it belongs to. An Answer read before its attempt's Decision waits
+# for that Decision. A further attempt's Decision replaces the previous one.
 #
 # Each kind is made at most once, and exactly one of the last three closes the query and deletes its row. A record that
-# was seen before changes nothing. The caller withholds records of closed queries from the fold, and sends the returned
-# records *before* it stores the row, so that after a crash in between, the same record makes the same rewards, with the
+# was seen before changes nothing. The caller withholds records for closed queries from the fold, and sends the returned
+# records *before* storing the row, so that after a crash in between, the same record makes the same rewards, with the
 # same ids.
 #
 # A row always fits into a record: fields that would make it too large are dropped, and the transition reports this
-# (`oversized`). All times are append times of the broker. The next deadline is read from the row (`dues`); the clock
+# (`oversized`). All times are the broker's append times. The next deadline is read from the row (`dues`); the clock
 # only sends Due records back into the fold.
 
 
@@ -59,7 +59,7 @@ def to_value(
 ) -> tuple[Reference | None, Answer] | None:
     """Return (reference, answer) if this record makes it possible and necessary to compute an Answer's cost and grade.
 
-    Because that is too slow for the fold, the caller computes both first and then calls `on` with the result.
+    Since that is too slow for the fold, the caller computes both first and then calls `on` with the result.
     """
     if isinstance(record, Answer) and row is not None and row.decision is not None and row.scored is None:
         met = row.answer is None and record.attempt <= row.decision.attempt
@@ -71,7 +71,7 @@ def to_value(
 
 
 def _settles(row: JoinRow, record: Decision) -> bool:
-    """Return whether an Answer that was read early waits for this Decision: that of its attempt or of a later one."""
+    """Return whether an Answer read early is waiting for this Decision: its own attempt's or a later one's."""
     known = 0 if row.decision is None else row.decision.attempt
     return row.answer is not None and row.answer.attempt <= record.attempt and known < record.attempt
 
@@ -90,9 +90,9 @@ def on(
         row: The stored row; None for an unknown query.
         arrival: The record.
         timeouts: The deployment's timeouts.
-        value: Cost and grade, if and only if `to_value` returned an Answer.
+        value: The cost and grade, if and only if `to_value` returned an Answer.
         generator: For a Decision, the architecture of its model if the model is in the catalogue.
-        grader: For a Decision, the grader of its Answer; None for the default.
+        grader: For a Decision, the grader for its Answer; None for the default.
 
     Raises:
         ValueError: `value` is missing.
@@ -136,8 +136,8 @@ def _fitted(transition: Transition, timeouts: Timeouts) -> Transition:
     """Return a transition whose row is small enough to be written.
 
     A parked Feedback, an early Answer and the reference are dropped, in this order, until the rest fits. The Feedback
-    is sent to the dead-letter topic. Without one of the others, the query closes with an unknown term, and the reward
-    gives the reason.
+    is sent to the dead-letter topic. If either of the others is dropped, the query closes with an unknown term, and the
+    reward states the reason.
     """
     most_bytes = timeouts.row_bytes
     if transition.row is None or len(encode_row(transition.row)) <= most_bytes:
@@ -208,7 +208,7 @@ def _on_decision(
 def _on_answer(
     row: JoinRow, answer: Answer, at_ms: int, timeouts: Timeouts, value: ScoredAnswer | None
 ) -> Transition:
-    # The first in offset order counts. All Answers to a query are in one partition, so it is also the first to arrive.
+    # The first by offset wins. All of a query's Answers are in one partition, so it is also the first to arrive.
     if row.answered_ms is not None:
         return Transition(row, counts=("duplicate_answer",))
     row = replace(row, answered_ms=at_ms)
@@ -218,7 +218,7 @@ def _on_answer(
 
 
 def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
-    """Make the first reward of a query that has its Decision and Answer. `apply_parked` handles parked Feedback."""
+    """Make the first reward for a query that has its Decision and Answer. `apply_parked` handles parked Feedback."""
     if value is None:
         raise ValueError(f"{row.query_id}: the Answer has no cost and grade yet; ask `to_value` first")
     assert row.decision is not None
@@ -230,8 +230,8 @@ def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:
         # A cancelled search has a cost, but neither score nor correctness, so the decider abandons the row. Learning
-        # from it would make searches look cheap if people often give up on them. If the client's own bounds cut the
-        # answer, feedback on it would not reflect the configuration, so none is awaited.
+        # from it would make searches look cheap if people often give up on them. If the answer was cut by the client's
+        # own bounds, feedback on it would not reflect the configuration, so none is awaited.
         return close(row, "default", None, "", counts)
     if value.fault == "model":
         return close(row, "final", 0.0, "", counts)
@@ -260,14 +260,14 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, timeouts: Timeouts) -> Tr
     if due.kind == "forget":
         return Transition(None)
     assert row.parked is not None
-    # For an unknown query, only the Feedback's position is kept, so that the Feedback is handled in the same way if it
-    # is redelivered.
+    # For an unknown query, only the Feedback's position is kept, so that it is handled the same way if it is
+    # redelivered.
     forget_ms = row.forget_ms if row.decision or row.answer else at_ms + timeouts.keep_ms
     return send_to_dead_letters(Transition(replace(row, forget_ms=forget_ms)), row.parked)
 
 
 def _expired(row: JoinRow, decision: DecisionInfo) -> Answer:
-    """Return the `expired` Answer of a query that got no Answer in time. The first Answer on the topic counts."""
+    """Return the `expired` Answer for a query that got no Answer in time. The first Answer on the topic wins."""
     return Answer(
         query_id=row.query_id,
         status="expired",

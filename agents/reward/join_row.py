@@ -1,4 +1,4 @@
-"""The join's row of a query, which exists while the query's reward is open, and the deadlines of that row."""
+"""The join's row for a query, which exists while the query's reward is open, and the row's deadlines."""
 
 import operator
 from typing import Literal, NamedTuple
@@ -25,20 +25,20 @@ DueKind = Literal["timeout", "feedback", "parked", "forget", "crowded"]
 
 
 class Deadline(NamedTuple):
-    """A deadline of a row, in ms on the broker's clock."""
+    """A row's deadline, in ms on the broker's clock."""
 
     kind: DueKind
     deadline_ms: int
 
 
 class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fields of a Decision that the join keeps. Reference and grader are dropped once the Answer is graded.
+    """The Decision fields that the join keeps. The reference and the grader are dropped once the Answer is graded.
 
     `generator` is the model's architecture when the Decision arrived, so that the search's cost can be computed even if
     the model has since been removed from the catalogue, its record compacted and this process restarted. `cohort` is
     empty if the query was not assigned to a cohort at random.
 
-    The Decision of a further attempt replaces these fields; `earlier` lists the previous attempts.
+    A further attempt's Decision replaces these fields; `earlier` lists the previous attempts.
     """
 
     seq: int
@@ -61,7 +61,7 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     earlier: tuple[EarlierAttempt, ...] = ()
 
     def of(self, attempt: int) -> "DecisionInfo":
-        """Return a copy with the sequence number and the action of one of the attempts so far."""
+        """Return a copy with the sequence number and action of one of the attempts so far."""
         for each in self.earlier:
             if each.attempt == attempt:
                 before = self.earlier[: attempt - 1]
@@ -72,7 +72,7 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The reward terms of an Answer: its cost, its path score and its grade."""
+    """An Answer's reward terms: its cost, its path score and its grade."""
 
     status: Status
     score: Unit | None = None
@@ -80,7 +80,7 @@ class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cut_cost: float = field(
         default=0.0, name="cut_eflops"
     )  # upper bound on the cost of a step that the deadline cut
-    correct: Unit | None = None  # None: not known yet
+    correct: Unit | None = None  # None: not yet known
     grader: str = ""  # name and version, if it was graded against a reference
     rule: str = ""  # the grader's rule that decided
     fault: Fault = ""
@@ -91,9 +91,9 @@ class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A Feedback that was read before its Answer or its Decision.
+    """A Feedback read before its Answer or its Decision.
 
-    `at_ms` is its append time. `until_ms` is later by the deployment's feedback wait. The Decision, which contains the
+    `at_ms` is its append time. `until_ms` is that plus the deployment's feedback wait. The Decision, which contains the
     query's own wait, must arrive by then. Rows written before the field `at_ms` existed lack it; their Feedback waits
     until `until_ms`, regardless of the query's own wait, and is never late.
     """
@@ -105,7 +105,7 @@ class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Offsets = tuple[int, int, int, int]
-"""The highest offset of a Decision, an Answer, a Feedback and a Due applied to a row; -1 for none."""
+"""The highest offsets of a Decision, an Answer, a Feedback and a Due applied to a row; -1 for none."""
 
 TOPICS = (Decision, Answer, Feedback, Due)
 
@@ -115,11 +115,11 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
     Attributes:
         query_id: The query's id.
-        decision: The kept fields of its Decision; stored as `opened`.
+        decision: The fields kept from its Decision; stored as `opened`.
         answer: The whole Answer, if it arrived before the Decision.
-        answered_ms: Append time of the Answer that counts.
-        scored: The reward terms of that Answer; stored as `valued`.
-        parked: A Feedback that was read before the Answer or the Decision.
+        answered_ms: Append time of the Answer that ended the query.
+        scored: That Answer's reward terms; stored as `valued`.
+        parked: A Feedback read before the Answer or the Decision.
         orphaned: Position of a Feedback that was sent to the dead-letter topic and must not be applied later.
         provisional: Whether a provisional reward awaits its correction.
         expiry_sent: Whether the `expired` Answer was written.
@@ -141,7 +141,7 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
     @property
     def feedback_deadline_ms(self) -> int:
-        """Return the time after which Feedback is too late, `feedback_wait_s` after the Answer."""
+        """Return the time after which Feedback is too late: `feedback_wait_s` after the Answer."""
         assert self.decision is not None
         assert self.answered_ms is not None
         return self.answered_ms + self.decision.feedback_ms
@@ -155,7 +155,7 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
     @property
     def parked_deadline_ms(self) -> int:
-        """Return the deadline for the Answer to a parked Feedback, or for the Decision if there is none yet."""
+        """Return the deadline for a parked Feedback's Answer, or for the Decision if there is none yet."""
         assert self.parked is not None
         if self.decision is None or self.parked.at_ms is None:
             return self.parked.until_ms
@@ -163,13 +163,13 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
 
 def rejected_row(query_id: str, answered_ms: int) -> JoinRow:
-    """Return the row of a rejected query for which only the append time of its Answer was kept, in ms."""
+    """Return the row for a rejected query when only its Answer's append time was kept, in ms."""
     answer = Answer(query_id=query_id, status="rejected", by="", error="rejected before it was decided")
     return JoinRow(query_id=query_id, answer=answer, answered_ms=answered_ms)
 
 
 def dues(row: JoinRow) -> tuple[Deadline, ...]:
-    """Return the pending deadlines of a row. After a deadline has passed, the timer sends it back as a Due."""
+    """Return a row's pending deadlines. Once a deadline has passed, the timer sends it back as a Due."""
     found: list[Deadline] = []
     if row.decision is not None and row.answered_ms is None and not row.expiry_sent:
         found.append(Deadline("timeout", row.decision.appended_ms + row.decision.timeout_ms))
@@ -191,11 +191,11 @@ def decode_row(value: bytes) -> JoinRow:
     """Return a stored row.
 
     Raises:
-        UnreadableRecord: The value is not a row of this release. Rebuild the changelog from its topics.
+        UnreadableRecord: The value is not a row from this release. Rebuild the changelog from its topics.
     """
     try:
         row = msgspec.json.decode(value, type=JoinRow)
-    # msgspec's own error covers neither bytes that are not UTF-8 nor a value nested too deeply.
+    # msgspec's own error covers neither bytes that are not UTF-8 nor values nested too deeply.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableRecord("join row", "", f"cannot be read ({error}); rebuild the table") from None
     if not _possible(row):
@@ -204,7 +204,7 @@ def decode_row(value: bytes) -> JoinRow:
 
 
 def _possible(row: JoinRow) -> bool:
-    """Return whether a row can be the result of a fold, as the next record and the timer assume."""
+    """Return whether a row could be the result of a fold, as the next record and the timer assume."""
     price = None if row.scored is None else row.scored.price
     if not is_id(row.query_id) or (price is not None and not price.cost > 0.0):
         return False
@@ -222,7 +222,7 @@ class _Seen(Struct):
 
 
 def newer(value: bytes, than: bytes) -> bool:
-    """Return whether a stored row includes all records that an earlier row of its query includes.
+    """Return whether a stored row includes all records that an earlier row for its query includes.
 
     If not, it was written by a worker that had lost its partition without noticing, after its successor had already
     applied more records. A value that is not a row never replaces a row.

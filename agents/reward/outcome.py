@@ -1,6 +1,6 @@
-"""Cost and grade of an Answer: the aggregator's logic outside the join.
+"""An Answer's cost and grade: the aggregator's logic outside the join.
 
-Both are computed once, after Decision and Answer have arrived (`join.to_value`), and enter the fold as a
+Both are computed once, after the Decision and the Answer have arrived (`join.to_value`), and enter the fold as a
 `ScoredAnswer`.
 """
 
@@ -14,14 +14,14 @@ from schemas.grader import Grader
 from schemas.reward import Cost
 
 MAX_MISSING = 500
-"""Maximum number of characters of the reason for a missing term, because an error may quote the reference."""
+"""Maximum number of characters in the reason for a missing term, since an error may quote the reference."""
 
 
 def gradable(reference: object, answer: Answer, grader: Grader | None = None) -> bool:
     """Return whether an Answer must be graded.
 
-    An Answer is not graded if it was cancelled, was cut by the client's own bounds, or lacks a text through its model's
-    fault. In the last case it is wrong, whatever the reference is.
+    An Answer is not graded if it was cancelled, was cut by the client's own bounds, or has no text through its model's
+    fault. In the last case it is wrong, whatever the reference.
     """
     graded = answer.status != "cancelled" and not answer.bounded and answer.fault != "model"
     return graded and (reference is not None or (grader is not None and not grader.needs_reference))
@@ -36,19 +36,19 @@ def value(
     grader: Grader | None = None,
     generator: Architecture | None = None,
 ) -> ScoredAnswer:
-    """Return the reward terms of an Answer. Blocks while grading.
+    """Return an Answer's reward terms. Blocks while grading.
 
-    A term that cannot be computed is None, and `missing` gives the reason; the query is closed nevertheless. An Answer
-    without a text is wrong. A cancelled search has only a cost. An answer cut by the client's own bounds is not graded,
+    A term that cannot be computed is None, and `missing` states the reason; the query is closed nevertheless. An Answer
+    without text is wrong. A cancelled search has only a cost. An answer cut by the client's own bounds is not graded,
     because it is neither right nor wrong.
 
     Args:
         reference: The Query's reference to grade against, if any.
         answer: The Answer.
-        cost_model: Architectures of models and verifiers.
+        cost_model: The cost model, with the architectures of models and verifiers.
         ask: Function that asks a grading process if no exact rule decides.
-        grader: The grader that compares answer and reference; None for the default.
-        generator: Architecture of the model at the time of the Decision; None for the catalogue's.
+        grader: The grader for comparing the answer with the reference; None for the default.
+        generator: The model's architecture at the time of the Decision; None for the catalogue's.
 
     Raises:
         Undecided: No exact rule decides, and `ask` does not wait for a grading process.

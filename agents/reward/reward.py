@@ -1,4 +1,4 @@
-"""The reward of a query: Equation 4 over its terms, as the Reward record of each stage.
+"""A query's reward: Equation 4 over its terms, as the Reward record for each stage.
 
 A Reward always contains the raw terms as well as the scalar, so that any other objective can be applied later.
 """
@@ -13,9 +13,9 @@ from schemas.reward import Charge, GradedBy, Kind, Reward, reward_id
 def reward_of(
     row: JoinRow, kind: Kind, correct: float | None, graded_by: GradedBy, closed_early: bool = False
 ) -> Reward:
-    """Return the Reward record of one stage of a query that has its Decision and Answer.
+    """Return the Reward record for one stage of a query that has its Decision and Answer.
 
-    Its scalar is None if a term is missing.
+    The scalar is None if a term is missing.
     """
     decision, scored, answered_ms = row.decision, row.scored, row.answered_ms
     assert decision is not None
@@ -71,7 +71,7 @@ def _scalar(
 
 
 def substitute(row: JoinRow) -> GradedBy:
-    """Return what replaces an unknown correctness: `score` if the verifier scores every model."""
+    """Return the substitute for unknown correctness: `score` if one verifier scores every model, otherwise empty."""
     assert row.decision is not None
     assert row.scored is not None
     return "" if row.scored.score is None or row.decision.verified != "all" else "score"

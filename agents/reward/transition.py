@@ -1,4 +1,4 @@
-"""The result of one record in the reward join: a new row, records to send and events to count."""
+"""The result of processing one record in the reward join: a new row, records to send and events to count."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -26,13 +26,13 @@ Count = Literal[
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a deployment waits, in ms, if the query does not specify it."""
+    """How long a deployment waits, in ms, unless the query specifies it."""
 
     timeout_ms: int = 600_000
     feedback_ms: int = 0
     # The feedback wait if a verifier scores some models but not others.
     mixed_feedback_ms: int = 0
-    # Rows without a Decision are kept for as long as the topics retain records, so that a redelivery is recognised.
+    # Rows without a Decision are kept as long as the topics retain records, so that redeliveries are recognised.
     keep_ms: int = 7 * 24 * 3_600_000
     # Maximum size of a row in bytes, without its key and the overhead of a batch.
     row_bytes: int = MAX_VALUE
@@ -40,7 +40,7 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A record with its append time and position on the broker."""
+    """A record, with its append time and position on the broker."""
 
     record: Decision | Answer | Feedback | Due
     at_ms: int
@@ -49,7 +49,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Orphan:
-    """A Feedback for the dead-letter topic, because no Answer arrived in time or it does not fit into its row."""
+    """A Feedback bound for the dead-letter topic: no Answer arrived in time, or it does not fit into its row."""
 
     feedback: Feedback
     origin: Origin | None
@@ -58,7 +58,7 @@ class Orphan:
 
 @dataclass(frozen=True)
 class Transition:
-    """The result of one record: the row to store (None to delete it), the records to send first, the events to count.
+    """One record's result: the row to store (None to delete it), the records to send first, and the events to count.
 
     `cohort` is the query's cohort if the transition closes the query, and empty otherwise.
     """
@@ -78,7 +78,7 @@ def close(
     *,
     closed_early: bool = False,
 ) -> Transition:
-    """Close a query. Its row is deleted, and the caller of the fold remembers its id."""
+    """Close a query. Its row is deleted, and the fold's caller remembers its id."""
     assert row.decision is not None
     return Transition(
         None, (reward_of(row, kind, correct, graded_by, closed_early),), counts, row.decision.cohort

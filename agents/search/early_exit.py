@@ -1,4 +1,4 @@
-"""Early exit (UniScale §3.3): a path stops when the best mean that it can still reach is below the score to beat.
+"""Early exit (UniScale §3.3): a path stops when the best mean it can still reach is below the score to beat.
 
 The score to beat is V_max or, if a query wants n answers, the score of the n-th best completed path. In addition, once
 a path has completed, the depth limit falls to a multiple of that path's depth.
@@ -10,11 +10,11 @@ from fractions import Fraction
 
 from schemas.forest import Limits
 
-BEST_STEP = 1.0  # v_sup, the highest possible score of a step
+BEST_STEP = 1.0  # v_sup, the highest possible step score
 
 
 def h_max(limits: Limits, best_depth: int | None) -> int:
-    """Return the depth limit of paths: the initial limit, lowered to ⌈η·D_best⌉ once a path has completed.
+    """Return the depth limit for paths: the initial limit, lowered to ⌈η·D_best⌉ once a path has completed.
 
     >>> (
     ...     h_max(Limits(depth_limit=40, step_tokens=100), 5),
@@ -29,7 +29,7 @@ def h_max(limits: Limits, best_depth: int | None) -> int:
 
 
 def potential(depth: int, path_score: float, limit: int) -> float:
-    """Return the best mean that a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
+    """Return the best mean a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
 
     >>> potential(2, 0.5, 4)
     0.75
@@ -38,11 +38,11 @@ def potential(depth: int, path_score: float, limit: int) -> float:
 
 
 def early_exit_bound(depth: int, path_score: float, limit: int, bar: float | None) -> float | None:
-    """Return the best mean that a path that exits early could still have reached; None if the path continues.
+    """Return the best mean that an early-exiting path could still have reached; None if the path continues.
 
     Args:
-        depth: j, the number of steps of the path.
-        path_score: V(p), the mean score of its steps.
+        depth: j, the number of steps in the path.
+        path_score: V(p), the mean score of the path's steps.
         limit: H_max.
         bar: The score to beat; None if there is none yet.
 

@@ -1,7 +1,7 @@
 """Explains a search: each draft with its score, its path's score and its fate in words (§3.3).
 
-For a path that was pruned early, the words give the proof: the best mean that it could still have reached by H_max, and
-the score that it would have needed to beat.
+For a path that was pruned early, the words include the proof: the best mean it could still have reached by H_max, and
+the score it would have had to beat.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from schemas.forest import Draft, Fate, Forest, completes
 
 @dataclass(frozen=True)
 class StepControl:
-    """The state of search control after a step, with which the bounds of its paths were compared.
+    """The state of search control after a step, which the bounds of the step's paths were compared with.
 
     Attributes:
         step: The step.
         v_max: Score of the best completed path.
         best_depth: Depth of the best completed path.
         limit: H_max.
-        bar: The score that a bound must reach: V_max or, if several answers are wanted, the score of the lowest one.
+        bar: The score that a bound must reach: V_max or, if several answers are wanted, the lowest one's score.
         verified: Whether a verifier scores the search. Without one, there is no early exit.
     """
 
@@ -43,9 +43,9 @@ class DraftExplained:
         tokens: Number of tokens generated.
         score: v(s); None if it was never scored.
         path_score: V(p), the mean score over its path.
-        fate: Fate of the draft.
+        fate: The draft's fate.
         why: The fate in words.
-        chosen: Whether the draft belongs to the path in the Answer.
+        chosen: Whether the draft is on the path chosen for the Answer.
     """
 
     index: int
@@ -70,11 +70,11 @@ def explain(answer: Answer) -> tuple[StepExplained, ...]:
     """Return the steps of an Answer's search; empty if nothing was run.
 
     Raises:
-        ValueError: The trace cannot be that of a search.
+        ValueError: The trace cannot come from a search.
     """
     if answer.action is None or answer.limits is None or not answer.trace:
         return ()
-    # A search that failed at its verifier ends with a step that has no scores.
+    # A search that failed at the verifier ends with a step without scores.
     unscored = answer.limits.verified and any(draft.score is None for draft in answer.trace)
     forest = Forest(
         action=answer.action,
@@ -118,7 +118,7 @@ def history(forest: Forest) -> list[StepControl]:
 
 
 def bounds_in_words(control: StepControl, eta: float) -> str:
-    """Return the state of search control after a step in one sentence.
+    """Return the state of search control after a step, as one sentence.
 
     >>> bounds_in_words(StepControl(step=5, v_max=0.81, best_depth=5, limit=6, bar=0.81), eta=1.2)
     'V_max = 0.810 at D_best = 5, so H_max = ⌈1.2·5⌉ = 6'

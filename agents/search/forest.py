@@ -22,10 +22,10 @@ from schemas.search import Scored
 # the draft that was made first, so everything is deterministic.
 #
 # Departures from the paper: a path that is cut off unfinished does not count towards V_max, D_best and the argmax. It
-# is returned, flagged, only if no path finished (`cut_completes` gives the literal reading). H_max never exceeds the
-# initial depth limit. A draft cut by its token limit is neither dropped nor finished: it is scored as a step, and its
-# path continues in the middle of the step. A client may set bounds for each path: a draft that contains one of the
-# client's stop texts finishes its path, and a path that reaches the client's maximum number of tokens is cut.
+# is returned, flagged, only if no path finished (`cut_completes` follows the literal reading). H_max never exceeds the
+# initial depth limit. A draft cut off by its token limit is neither dropped nor finished: it is scored as a step, and
+# its path continues mid-step. A client may set bounds on each path: a draft that contains one of the client's stop
+# texts finishes its path, and a path that reaches the client's maximum number of tokens is cut off.
 
 
 class SearchError(UniscaleError):
@@ -51,11 +51,11 @@ def plant(action: Action, limits: Limits) -> Forest:
 def tell_drafts(
     forest: Forest, step: int, drafts: Sequence[Drafted], prompt_tokens: int | None = None
 ) -> Forest:
-    """Return the forest with a step's drafts, waiting for their scores.
+    """Return the forest with a step's drafts added, awaiting their scores.
 
     Args:
         forest: The search.
-        step: The step of the drafts. Repeating a step changes nothing.
+        step: The step that the drafts belong to. Repeating a step changes nothing.
         drafts: All requested drafts, expansion by expansion.
         prompt_tokens: L_in; required with the first step.
 
@@ -95,12 +95,12 @@ def tell_drafts(
 
 
 def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: bool = True) -> Forest:
-    """Return the forest after search control on a scored step (§3.3, steps 3 and 4).
+    """Return the forest after search control has processed a scored step (§3.3, steps 3 and 4).
 
     Args:
         forest: The search.
-        step: The step of the scores. Repeating a step changes nothing.
-        scores: One score for each pending draft, in order.
+        step: The step that the scores belong to. Repeating a step changes nothing.
+        scores: One score per pending draft, in order.
         forget: Whether to drop texts that no live or best path needs. Recordings keep them.
 
     Raises:
@@ -142,10 +142,10 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
 
 
 def stop(forest: Forest, why: Stop) -> Forest:
-    """Return the forest with its live paths stopped by a budget. A finished search stays the same.
+    """Return the forest with its live paths stopped by a budget. A finished search is unchanged.
 
     Raises:
-        SearchError: A step is waiting for its scores. Its drafts have been paid for, so add the scores first.
+        SearchError: A step is awaiting its scores. Its drafts have been paid for, so add the scores first.
     """
     if forest.over:
         return forest
@@ -158,7 +158,7 @@ def stop(forest: Forest, why: Stop) -> Forest:
 
 
 def outcome(forest: Forest) -> Outcome:
-    """Return y*, the best completed path, or the best unfinished one flagged as such (§3.3, step 4).
+    """Return y*, the best completed path, or else the best unfinished one, flagged as such (§3.3, step 4).
 
     Raises:
         SearchError: The search is not over.
@@ -175,7 +175,7 @@ def outcome(forest: Forest) -> Outcome:
 
 
 def _ended(forest: Forest, parent: int, draft: Drafted) -> tuple[str, Finish]:
-    """Return the text of a new draft and how it ended, after applying the client's own bounds on its path."""
+    """Return a new draft's text and how it ended, after applying the client's own bounds on the path."""
     limits = forest.limits
     before = forest.text(parent) if limits.stop else ""
     if (found := first_stop(before + draft.text, limits.stop)) is not None:
@@ -183,12 +183,12 @@ def _ended(forest: Forest, parent: int, draft: Drafted) -> tuple[str, Finish]:
     bounded = limits.max_tokens is not None and forest.tokens(parent) + draft.tokens >= limits.max_tokens
     if bounded and draft.finish not in ("eos", "stop"):
         return draft.text, "max_tokens"
-    # An empty draft that ended at its token limit means that the context is full.
+    # If an empty draft ended at its token limit, the context is full.
     return draft.text, "context" if draft.finish == "length" and not draft.tokens else draft.finish
 
 
 def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored]) -> dict[int, float]:
-    """Return V(p) of each pending path, as `Forest.path_score` would, but with each prefix looked up only once."""
+    """Return V(p) for each pending path, as `Forest.path_score` would, but looking up each prefix only once."""
     prefixes: dict[int, list[float]] = {}
     values = {}
     for at, verified in zip(pending, scores, strict=True):
@@ -200,7 +200,7 @@ def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored
 
 
 def _completed(forest: Forest) -> dict[int, float]:
-    """Return V(p) of the completed paths that count: only the best, or all (best first) if several are wanted."""
+    """Return V(p) for the completed paths that count: only the best, or all (best first) if several are wanted."""
     best = (forest.best,) if forest.best >= 0 else ()
     return {
         at: forest.path_score(at) for at in (best if forest.limits.answers == 1 else forest.completed_paths)
@@ -210,7 +210,7 @@ def _completed(forest: Forest) -> dict[int, float]:
 def _needed(
     forest: Forest, pruned: PrunedStep, values: dict[int, float], completed: dict[int, float]
 ) -> set[int]:
-    """Return the drafts whose texts are needed by a live path or a path that may become an answer."""
+    """Return the drafts whose texts are needed by a live path or by a path that may become an answer."""
     ends = [at for at in values if pruned.fates[at] == "kept"]
     if pruned.best >= 0:
         ends.append(pruned.best)
@@ -238,7 +238,7 @@ def _best_unfinished(forest: Forest) -> int:
     return max(ends, key=lambda at: forest.value(at) or 0.0, default=-1)
 
 
-# The next drafts of a search (UniScale §3.3): the prefixes that grow, their seeds, and whether a budget has run out.
+# A search's next drafts (UniScale §3.3): the prefixes to extend, their seeds, and whether a budget has run out.
 #
 # Pure functions on `schemas.forest.Forest`.
 
@@ -247,7 +247,7 @@ def _best_unfinished(forest: Forest) -> int:
 class Expansion:
     """One prefix to draft from, in subtree `tree`. `parent` is its last draft, or -1 for the prompt alone.
 
-    `max_tokens` is what is left of the client's bound on the path; None without a bound.
+    `max_tokens` is how much of the client's token limit for the path remains; None if there is no limit.
     """
 
     parent: int
@@ -267,16 +267,16 @@ class Ask:
 
 
 def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
-    """Return the drafts to make next; None if the search is over, waits for scores or has run out of tokens.
+    """Return the drafts to make next; None if the search is over, is awaiting scores or has run out of tokens.
 
     The first step has CP drafts for each of QP subtrees, and later steps have CP/BS for each kept path. The token
     budget is divided evenly, so that it cannot be exceeded.
 
     Args:
         forest: The search.
-        query_id: The query's id. The seed of each draft is derived from the id (unless the client gave a seed), `seed`,
-            the step and the path.
-        seed: The query's seed. The same seed gives the same drafts if the engine is reproducible.
+        query_id: The query's id. Each draft's seed is derived from this id (unless the client set a seed), `seed`, the
+            step and the path.
+        seed: The query's seed. The same seed yields the same drafts if the engine is reproducible.
     """
     if forest.over or forest.scored != forest.step or spent(forest) is not None:
         return None
@@ -297,12 +297,12 @@ def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
 def draft_seeds(
     query_id: str, seed: int, step: int, tree: int, above: Sequence[int], n: int
 ) -> tuple[int, ...]:
-    """Return the seeds of one prefix's drafts, from 0 to 2**63 - 1, as stable hashes of the arguments and draft index.
+    """Return seeds for one prefix's drafts, from 0 to 2**63 - 1: stable hashes of the arguments and the draft index.
 
     Args:
         query_id: The query's id.
         seed: The query's seed.
-        step: The step to be drafted, from 1.
+        step: The step to draft, counted from 1.
         tree: Index of the subtree.
         above: Slots of the drafts above, root first.
         n: Number of drafts for the prefix.
@@ -322,7 +322,7 @@ def draft_seeds(
 
 
 def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> Stop | None:
-    """Return the budget that has run out, or None. It is checked between steps.
+    """Return the budget that has run out, or None. This is checked between steps.
 
     Args:
         forest: The search.
@@ -342,7 +342,7 @@ def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> 
 
 
 def prefixes(forest: Forest) -> tuple[list[tuple[int, int]], int]:
-    """Return (parent, tree) of each prefix of the next step, and the number of drafts for each."""
+    """Return the (parent, tree) pair of each prefix for the next step, and the number of drafts per prefix."""
     action = forest.action
     if forest.step == 0:
         return [(-1, tree) for tree in range(action.qp)], action.cp
@@ -355,7 +355,7 @@ def _tokens_left(forest: Forest) -> int | None:
 
 
 def place_of(forest: Forest, index: int) -> tuple[int, ...]:
-    """Return the position of a draft in any search of its query: its subtree, then its slot at each step.
+    """Return a draft's position in any search for its query: its subtree, then its slot at each step.
 
     A draft's seed depends on no other property of the search, so a wider search contains every draft of a narrower one.
     """

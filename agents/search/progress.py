@@ -1,14 +1,14 @@
-"""The last step done for each attempt, so that a redelivered record is dropped instead of being searched again."""
+"""The last step done for each attempt, so that a redelivered record is dropped rather than searched again."""
 
 from collections import OrderedDict
 
 
 class Progress:
-    """The last step that this process has done for each of the most recent attempts.
+    """The last step this process has done for each of the most recent attempts.
 
-    It holds a limited number of attempts and is lost with the process. A forgotten step is repeated if its record is
-    redelivered. This wastes time, but changes the result only if the repeated step fails (no engine, no time left) and
-    its Answer is the first on the topic.
+    It remembers a limited number of attempts and is lost with the process. A forgotten step is repeated if its record
+    is redelivered. This wastes time, but changes the result only if the repeated step fails (no engine, no time left)
+    and its Answer is the first on the topic.
 
     >>> progress = Progress(most=2)
     >>> progress.done("q", 1)
@@ -22,7 +22,7 @@ class Progress:
         self._done: OrderedDict[str, int] = OrderedDict()
 
     def behind(self, attempt: str, step: int) -> bool:
-        """Return whether a record that leads to `step` is outdated: that step or a later one has been done."""
+        """Return whether a record leading to `step` is outdated because that step or a later one has been done."""
         return step <= self._done.get(attempt, -1)
 
     def done(self, attempt: str, step: int) -> None:

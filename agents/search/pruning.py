@@ -1,4 +1,4 @@
-"""Pruning (UniScale §3.3): which paths of a step are completed, cut, stopped by early exit, pruned or kept."""
+"""Pruning (UniScale §3.3): which of a step's paths are completed, cut, stopped by early exit, pruned or kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from schemas.forest import Fate, Forest, completes
 
 @dataclass(frozen=True)
 class PrunedStep:
-    """The fate of each draft of a step, the bounds of drafts stopped by early exit, and the new best path."""
+    """The fate of each draft in a step, the bounds of drafts stopped by early exit, and the new best path."""
 
     fates: dict[int, Fate]
     bounds: dict[int, float]
@@ -23,12 +23,12 @@ class PrunedStep:
 
 
 def prune_step(forest: Forest, values: dict[int, float], completed: dict[int, float]) -> PrunedStep:
-    """Decide the fate of each draft of a step.
+    """Decide the fate of each draft in a step.
 
     Args:
         forest: The search, with its last step pending.
-        values: V(p) of each path that ends in a draft of that step, in order.
-        completed: V(p) of the completed paths that count: only the best, or all if several answers are wanted.
+        values: V(p) for each path that ends in a draft of that step, in order.
+        completed: V(p) for the completed paths that count: only the best, or all if several answers are wanted.
     """
     limits, j, pending = forest.limits, forest.step, list(values)
     fates: dict[int, Fate] = {}
@@ -54,7 +54,7 @@ def prune_step(forest: Forest, values: dict[int, float], completed: dict[int, fl
         else:
             trees.setdefault(forest.drafts[at].tree, []).append(at)
     for tree in trees.values():
-        # The sort is stable, so among equal paths the one drafted first comes first.
+        # The sort is stable, so equal paths stay in the order they were drafted.
         for rank, at in enumerate(sorted(tree, key=lambda at: -values[at])):
             fates[at] = "kept" if rank < forest.action.bs else "beam"
     if limits.cut_completes:
@@ -73,7 +73,7 @@ def ended(forest: Forest, at: int) -> Fate | None:
 
 
 def _best(known: dict[int, float], done: Sequence[int], best: int) -> tuple[int, float | None]:
-    """Return the best completed path and V_max. Among equal paths, the one completed first counts as best."""
+    """Return the best completed path and V_max. Among equal paths, the first to be completed wins."""
     v_max = known[best] if best >= 0 else None
     for at in done:
         if v_max is None or known[at] > v_max:

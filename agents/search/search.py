@@ -25,17 +25,17 @@ from schemas.query import Message
 from schemas.search import SearchStep, Served, Verification
 from schemas.spent import Spent
 
-# The limits of a search, which are set once when it begins, from catalogue, deployment and query.
+# A search's limits, set once when it begins, from the catalogue, the deployment and the query.
 
 
 @dataclass(frozen=True)
 class SearchRules:
-    """The deployment's rules for searches. Attributes shared with `schemas.forest.Limits` replace its defaults.
+    """The deployment's search rules. Attributes shared with `schemas.forest.Limits` override its defaults.
 
     Attributes:
-        timeout_s: Timeout of queries that do not set one.
-        search_share: Share of the time until a query expires that its search may take. The rest is for the step in
-            progress and for returning the Answer.
+        timeout_s: Timeout for queries that do not set one.
+        search_share: Share of a query's time to expiry that its search may take. The rest is for the step in progress
+            and for returning the Answer.
     """
 
     eta: float = 1.2
@@ -47,7 +47,7 @@ class SearchRules:
 
 
 def limits(sampling: Sampling, rules: SearchRules) -> Limits:
-    """Return the limits of any search, from the model's sampling and the rules, without budget and deadline."""
+    """Return a search's limits from the model's sampling parameters and the rules, without budget or deadline."""
     ours = {name: getattr(rules, name) for name in ("eta", "early_exit", "cut_completes", "box_completes")}
     return Limits(**msgspec.structs.asdict(sampling), **ours)
 
@@ -55,18 +55,18 @@ def limits(sampling: Sampling, rules: SearchRules) -> Limits:
 def limits_of(
     decision: Decision, sampling: Sampling, rules: SearchRules, verified: bool = True, prompts: int = 1
 ) -> Limits:
-    """Return the limits of a query's search, from the model's sampling, the rules, and the query's budget and time.
+    """Return a query's search limits, from the model's sampling parameters, the rules, and the query's budget and time.
 
     Args:
         decision: The Decision.
-        sampling: Sampling of the chosen model.
+        sampling: The chosen model's sampling parameters.
         rules: The deployment's rules.
         verified: Whether a verifier scores the drafts.
         prompts: How many times the prompt is billed.
     """
     query = decision.query
     timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
-    # A deadline counts from the append time.
+    # A deadline is measured from the append time.
     began_ms = decision.appended_ms or None
     options = query.options or ChatOptions()
     return msgspec.structs.replace(
@@ -90,11 +90,11 @@ def limits_of(
 
 
 def sampling_for(options: ChatOptions, sampling: Sampling) -> Sampling:
-    """Return a model's sampling with the temperature and the top_p that a client requested."""
+    """Return a model's sampling parameters, overridden by any temperature and top_p the client requested."""
     if options.temperature is not None:
         sampling = msgspec.structs.replace(sampling, temperature=options.temperature)
     if options.top_p is not None:
-        # Engines reject 0. A tiny top_p has the same meaning: only the most likely token is left.
+        # Engines reject 0. A tiny top_p has the same effect: only the most likely token is left.
         sampling = msgspec.structs.replace(sampling, top_p=max(options.top_p, 1e-6))
     return sampling
 
@@ -105,7 +105,7 @@ def _left(decision: Decision, most: float | None) -> float | None:
 
 
 def _affordable(decision: Decision, prompts: int) -> int | None:
-    """Return the number of tokens that a query's budget pays for; None if it sets no bound."""
+    """Return the number of tokens a query's budget pays for; None if it sets no bound."""
     budget, prices = decision.query.budget, decision.prices
     if budget is None:
         return None
@@ -122,12 +122,12 @@ def _affordable(decision: Decision, prompts: int) -> int | None:
 
 
 def sampling_of(limits: Limits, max_tokens: int) -> Sampling:
-    """Return the sampling that a search began with, even if the catalogue has changed since."""
+    """Return the sampling parameters a search began with, even if the catalogue has changed since."""
     began = {name: getattr(limits, name) for name in Sampling.__struct_fields__}
     return Sampling(**{**began, "step_tokens": max_tokens})
 
 
-# One step of a search that an engine is to draft.
+# One search step for an engine to draft.
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Job:
 
     Attributes:
         options: The client's options, for the first step; only models that answer in one step need them.
-        whole: Whether the request is passed through whole, and the reply is returned whole.
+        whole: Whether the request is passed through whole and the reply returned whole.
         upstream: The upstream's whole reply.
     """
 
@@ -159,27 +159,29 @@ class Job:
 
     @property
     def step(self) -> int:
-        """Return the number of the step that will be drafted, 1 for the first."""
+        """Return the number of the step to draft, 1 for the first."""
         return self.ask.step
 
     @property
     def action(self) -> Action:
-        """Return the configuration that is run."""
+        """Return the configuration being run."""
         return self.forest.action
 
 
-# The Answers of searches that finished, ran out of time, failed or were cancelled. Each includes what was spent.
+# The Answers for searches that finished, ran out of time, failed or were cancelled. Each includes the time and cost so
+# far.
 
 
 _TURN_TOKENS = 16
-"""Maximum number of tokens that a chat template adds to a message; ours adds five."""
+"""Maximum number of tokens a chat template adds to a message; ours adds five."""
 
 _IMAGE_TOKENS = 8_192
-"""Upper bound on the tokens of an image. Hosted models bill up to a few thousand for an image in high detail."""
+"""Upper bound on the number of tokens in an image. Hosted models bill up to a few thousand for an image in high
+detail."""
 
 _AUDIO_CHARACTERS = 24
-"""Lower bound on the characters of base64 for each token of a recording. MP3 has at least 1,000 bytes a second, which
-are 1,333 characters, and encoders make at most 50 tokens of a second, as Whisper's does."""
+"""Lower bound on base64 characters per token of a recording. MP3 takes at least 1,000 bytes (1,333 base64 characters)
+per second, and encoders produce at most 50 tokens per second, as Whisper's does."""
 
 
 def answer_of(
@@ -192,10 +194,10 @@ def answer_of(
     engine: Served | None = None,
     verifier: Served | None = None,
 ) -> Answer:
-    """Return the Answer with one path of a search.
+    """Return the Answer with one of a search's paths.
 
     Args:
-        source: The step that the search has reached; provides the query and the time spent.
+        source: The step the search has reached; provides the query and the time spent.
         forest: The search.
         index: The draft that ends the path; -1 for no path.
         status: How the search ended.
@@ -242,11 +244,11 @@ def answer_of(
 
 
 def overdue(job: Job, *, generate_s: float = 0.0) -> Answer:
-    """Return the Answer with the best path so far, for a search whose deadline passed while a step was drafted.
+    """Return the Answer with the best path so far, for a search whose deadline passed while a step was being drafted.
 
     Args:
         job: The step.
-        generate_s: Seconds that an engine worked on the step; 0 if the step was never sent to an engine.
+        generate_s: How long an engine worked on the step, in seconds; 0 if the step was never sent to one.
     """
     forest = stop(job.forest, "deadline")
     ended = outcome(forest)
@@ -256,7 +258,7 @@ def overdue(job: Job, *, generate_s: float = 0.0) -> Answer:
 
 
 def _cut(job: Job) -> CutStep:
-    """Return an upper bound on the tokens that a step may have drafted."""
+    """Return an upper bound on the number of tokens that may have been drafted for a step."""
     return CutStep(
         parents=tuple(each.parent for each in job.ask.expansions for _ in range(job.ask.n)),
         tokens=job.ask.max_tokens,
@@ -265,7 +267,7 @@ def _cut(job: Job) -> CutStep:
 
 
 def longest_prompt(messages: Sequence[Message], options: ChatOptions | None = None) -> int:
-    """Return an upper bound on a prompt's tokens, assuming that a text has no more tokens than bytes.
+    """Return an upper bound on the number of tokens in a prompt, assuming that text has no more tokens than bytes.
 
     Only the server knows how many tokens an image, a recording or a schema takes. An image counts as `_IMAGE_TOKENS`,
     and a recording by its length (`_AUDIO_CHARACTERS`).
@@ -283,10 +285,10 @@ def _turn_bytes(message: Message) -> int:
 def failed(
     source: Decision | Job | SearchStep, error: Exception | str, engine: Served | None = None
 ) -> Answer:
-    """Return the Answer of a search that cannot continue, with status `failed` and the best completed path if any.
+    """Return the Answer for a search that cannot continue, with status `failed` and the best completed path, if any.
 
     Args:
-        source: The step at which the search failed.
+        source: The step where the search failed.
         error: The cause and the fix. An infrastructure fault is marked as such, and nothing is learned from it.
         engine: The generator to name in the Answer, if known.
     """
@@ -300,13 +302,13 @@ def failed(
 
 
 def blamed(answer: Answer, cause: Cause, probe: Probe | None = None) -> Answer:
-    """Return an Answer without a text, marked with its cause. The model is at fault unless the client may be.
+    """Return an Answer without text, marked with the cause. The model is at fault unless the client may be.
 
     Args:
-        answer: The Answer. If it has a text, from a path that completed earlier, it is returned unchanged and graded as
+        answer: The Answer. If it has text, from a path that completed earlier, it is returned unchanged and graded as
             usual.
         cause: Why the Answer has no text.
-        probe: Whether the model passed a probe; None if that is unknown.
+        probe: The result of the model's probe; None if unknown.
     """
     if answer.text is not None:
         return answer
@@ -316,11 +318,11 @@ def blamed(answer: Answer, cause: Cause, probe: Probe | None = None) -> Answer:
 
 
 NEARLY = 0.9
-"""If generating took more than this share of a search's time, its model is the reason that it ran out of time."""
+"""If generating took more than this share of a search's time, the model is the reason the time ran out."""
 
 
 def used_up(answer: Answer, rules: SearchRules) -> bool:
-    """Return whether a search ran out of time without a text because its model was generating nearly all the time.
+    """Return whether a search ran out of time without text because its model was generating nearly all the time.
 
     Time spent waiting does not count against the model, nor does a timeout shorter than the deployment's.
     """
@@ -329,10 +331,10 @@ def used_up(answer: Answer, rules: SearchRules) -> bool:
 
 
 def cancelled(source: Decision | Job, why: str) -> Answer:
-    """Return the Answer of a cancelled search, with status `cancelled` and what was spent.
+    """Return the Answer for a cancelled search, with status `cancelled` and the time and cost so far.
 
     Args:
-        source: The step at which the search was cancelled.
+        source: The step where the search was cancelled.
         why: Who cancelled it, and why.
     """
     if not isinstance(source, Decision):
@@ -355,12 +357,12 @@ def _without_search(decision: Decision, status: Status, why: str) -> Answer:
 
 
 def ran_out(stopped: Stop | Literal["usd"]) -> str:
-    """Return a sentence about the budget that stopped a search."""
+    """Return a sentence naming the budget that stopped a search."""
     return f"the budget of {stopped} ran out"
 
 
 def ran_out_of_time(answer: Answer) -> bool:
-    """Return whether an Answer of the executor says that its search was stopped by its deadline."""
+    """Return whether an executor's Answer says that its search was stopped by the deadline."""
     return answer.error == ran_out("deadline")
 
 
@@ -371,12 +373,12 @@ def _completion(forest: Forest, at: int) -> Completion:
 
 # The executor's logic: Decision to the first step; Verification to the next step, or to the Answer (§3.3).
 #
-# `begin` and `resume` return the Answer, or a Job with the drafts that an engine has to make. `draft` makes them and
-# returns the SearchStep for the verifier, or for `resume_unscored` if there is none. The forest travels in the records,
-# so no state is kept between them. `Progress` only remembers the last step done, to drop redelivered records.
+# `begin` and `resume` return the Answer, or a Job with the drafts for an engine to make. `draft` makes them and returns
+# the SearchStep for the verifier, or for `resume_unscored` if there is none. The forest travels in the records, so no
+# state is kept between them. `Progress` only remembers the last step done, to drop redelivered records.
 
 CostSoFar = Callable[[Forest], float]
-"""Function that returns the cost of a search so far, in eFLOPs (`agents.catalogue.cost_model.CostModel`)."""
+"""Function that returns a search's cost so far, in eFLOPs (`agents.catalogue.cost_model.CostModel`)."""
 
 
 def begin(
@@ -389,14 +391,14 @@ def begin(
     verified: bool = True,
     prompts: int = 1,
 ) -> Job | Answer:
-    """Return the first step of a search, or the Answer if the budget does not cover even that step.
+    """Return a search's first step, or the Answer if the budget does not cover even that step.
 
     Args:
         decision: The Decision.
-        sampling: Sampling of the chosen model, from the catalogue.
+        sampling: The chosen model's sampling parameters, from the catalogue.
         rules: The deployment's rules.
         now_ms: Time since the epoch.
-        arrived_ms: When the Decision was appended, to compute the time that it queued.
+        arrived_ms: When the Decision was appended, for computing its time in the queue.
         verified: Whether a verifier scores the model's drafts.
         prompts: How many times the prompt is billed.
     """
@@ -418,7 +420,7 @@ def begin(
 
 
 def passed_whole(decision: Decision) -> bool:
-    """Return whether a query is answered by one sample of a chat endpoint, with the whole reply returned unscored."""
+    """Return whether a query is answered by one sample from a chat endpoint, with the whole reply returned unscored."""
     return not WHOLE.isdisjoint(decision.required)
 
 
@@ -429,13 +431,12 @@ def resume(
     cost_so_far: CostSoFar | None = None,
     engine: Served | None = None,
 ) -> Job | Answer:
-    """Return the next step of a search after search control, or its Answer.
+    """Return a search's next step after search control, or its Answer.
 
     Args:
-        verification: The scored step with its forest.
+        verification: The scored step, with its forest.
         now_ms: Time since the epoch.
-        cost_so_far: Function that returns the cost of the search so far; required if queries can have a budget in
-            eFLOPs.
+        cost_so_far: Function that returns the search's cost so far; required if queries can have a budget in eFLOPs.
         engine: The generator to name in the Answer; by default, the engine that made the step.
 
     Raises:
@@ -450,7 +451,7 @@ def resume(
 
 
 def resume_unscored(step: SearchStep, *, now_ms: int, cost_so_far: CostSoFar | None = None) -> Job | Answer:
-    """Return the next step of a search without a verifier, or its Answer. The arguments are as in `resume`."""
+    """Return the next step of a search without a verifier, or its Answer. The arguments are those of `resume`."""
     job = _after(step, tell_unscored(step.forest, step.forest.step), step.spent)
     return _next(job, now_ms, cost_so_far, step.engine)
 
@@ -472,7 +473,7 @@ def _after(step: SearchStep, forest: Forest, took: Spent) -> Job:
 
 
 def after_control(made: Job | Answer, control_s: float) -> Job | Answer:
-    """Return the result of search control with its duration added to the query's times (`Spent.control_s`)."""
+    """Return the result of search control, with its duration added to the query's times (`Spent.control_s`)."""
     spent = made.spent.plus(control_s=control_s)
     return replace(made, spent=spent) if isinstance(made, Job) else msgspec.structs.replace(made, spent=spent)
 
@@ -484,7 +485,7 @@ async def draft(
 
     Args:
         job: A job from `begin` or `resume`.
-        engine: The engine of the job's model.
+        engine: The engine for the job's model.
         clock_ms: Function that returns the time since the epoch.
         on_text: Function that receives the draft of a search with one path while it is generated, if the engine can
             stream.
@@ -550,7 +551,7 @@ def _sum(one: Billed | None, other: Billed | None) -> Billed | None:
 
 
 def time_left_s(job: Job, now_ms: int) -> float | None:
-    """Return the seconds until a search must stop; None if it has no deadline."""
+    """Return the number of seconds until a search must stop; None if it has no deadline."""
     deadline_ms = job.forest.limits.deadline_ms
     return None if deadline_ms is None else max(0.0, (deadline_ms - now_ms) / 1000)
 
@@ -582,7 +583,7 @@ def _next(
 
 
 def _empty(made: Answer) -> Answer:
-    """Return the failed Answer of a search whose chosen path is complete but empty. Its cost is in the trace."""
+    """Return the failed Answer for a search whose chosen path is complete but empty. Its cost is in the trace."""
     why = "the model gave an empty completion; choose another, or look at its chat template and stop tokens"
     none = msgspec.structs.replace(
         made, status="failed", text=None, complete=False, extracted=None, score=None, answers=(), path=(), depth=0,

@@ -12,9 +12,9 @@ from schemas.forest import Fate, Forest, completes
 
 
 def tell_unscored(forest: Forest, step: int) -> Forest:
-    """Return the forest after search control on a step without scores.
+    """Return the forest after search control has processed a step without scores.
 
-    All paths tie, so a configuration that would need scores keeps the first BS paths of each subtree.
+    All paths tie, so a configuration that would need scores keeps the first BS paths in each subtree.
 
     Args:
         forest: The search.
@@ -47,7 +47,7 @@ def _kept(before: int, forest: Forest) -> Fate:
 def most_frequent(forest: Forest) -> int:
     """Return the first completed path with the most frequent answer; -1 if no path has completed yet.
 
-    Answers are compared as text without spaces. If no path contains an answer, the first path is returned.
+    Answers are compared as text, ignoring spaces. If no path contains an answer, the first path is returned.
     """
     done = [at for at, each in enumerate(forest.drafts) if completes(each.fate, each.finish, forest.limits)]
     answers = {at: extract_boxed(forest.answer(at)) for at in done}

@@ -80,7 +80,7 @@ class EventStream(ABC):
 
     @abstractmethod
     def _add(self, chunk: Any) -> list[Piece]:
-        """Add a chunk, and return what of the answer is in it."""
+        """Add a chunk and return the pieces of the answer that it contains."""
 
     @abstractmethod
     def _reply(self) -> dict[str, Any] | None:

@@ -238,7 +238,7 @@ class Qwen2ForPrmModel(nn.Module, SupportsPP):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
-        """Return the value of every token before the sigmoid, which the pooler applies."""
+        """Return each token's value before the sigmoid; the pooler applies the sigmoid."""
         hidden_states = self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
         if isinstance(hidden_states, IntermediateTensors):
             return hidden_states

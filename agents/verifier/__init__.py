@@ -1,1 +1,1 @@
-"""SearchStep to Verification: process reward models score the drafts of a step."""
+"""SearchStep to Verification: process reward models score a step's drafts."""

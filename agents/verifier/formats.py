@@ -1,4 +1,4 @@
-"""How a path is rendered as the prompt of a process reward model, and which tokens carry the scores.
+"""How a path is rendered as a prompt for a process reward model, and which tokens carry the scores.
 
 StepTagFormat    Qwen2.5-Math-PRM and the mini PRMs: a chat whose assistant turn contains all steps, each followed by a
                  tag
@@ -20,8 +20,8 @@ class Rendered(Struct, frozen=True):
     """A path as a prompt.
 
     Attributes:
-        token_ids: The tokens of the prompt.
-        positions: Indices of the tokens that carry the steps' scores, in order of the steps.
+        token_ids: The prompt's tokens.
+        positions: Indices of the tokens that carry the steps' scores, in step order.
     """
 
     token_ids: tuple[int, ...]
@@ -29,10 +29,10 @@ class Rendered(Struct, frozen=True):
 
 
 class Format(Protocol):
-    """The protocol of formats, which render paths as prompts of a process reward model."""
+    """The protocol for formats, which render paths as prompts for a process reward model."""
 
     def render(self, question: str, steps: Sequence[str]) -> Rendered:
-        """Return the prompt of a path, with one position per step."""
+        """Return the prompt for a path, with one position per step."""
         ...
 
 
@@ -42,7 +42,7 @@ class StepTagFormat:
     Args:
         prompts: The verifier's tokenizer and chat template.
         tag: Text of the step tag, which is one token.
-        tag_id: Id of the step tag, if the catalogue states it. It must match the tokenizer's.
+        tag_id: Id of the step tag, if the catalogue specifies it. It must match the tokenizer's.
         system: A system message, if the model was trained with one.
     """
 
@@ -61,7 +61,7 @@ class StepTagFormat:
 
     def render(self, question: str, steps: Sequence[str]) -> Rendered:
         """Return the prompt of a path."""
-        # Otherwise, a tag inside the question or a step would add a score.
+        # Without this, a tag inside the question or a step would add a score.
         told = "".join(self._without_tag(step.rstrip("\n")) + self._tag for step in steps)
         dialogue = [*self._system, ("user", self._without_tag(question)), ("assistant", told)]
         ids = self._prompts.encode(self._prompts.dialogue(dialogue))
@@ -75,7 +75,7 @@ class StepTagFormat:
 class SkyworkFormat:
     """Skywork's input format: beginning-of-text, the question and a newline, then every line with its newline.
 
-    Skywork scores lines, whereas the search needs steps. A step's score is that of its last line.
+    Skywork scores lines, whereas the search needs step scores. A step's score is that of its last line.
 
     Args:
         prompts: The verifier's tokenizer.
@@ -94,7 +94,7 @@ class SkyworkFormat:
         ids = list(self._prompts.encode(f"{begin}{question}\n"))
         positions = []
         for step in steps:
-            # A step of only blank lines keeps a newline. Otherwise no token would carry its score.
+            # A step consisting of blank lines keeps one newline. Otherwise, no token would carry its score.
             for line in [line for line in step.split("\n") if line] or [""]:
                 ids += [*self._prompts.encode(line), self._newline]
             positions.append(len(ids) - 1)

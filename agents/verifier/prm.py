@@ -39,7 +39,7 @@ from schemas.search import Scored, SearchStep, Served, Verification
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Scores from the output of a process reward model, by pure functions that are strict about counts.
+# Scores from a process reward model's output, by pure functions that are strict about counts.
 #
 # A reply whose number of rows differs from the number of step tags is an error. Public implementations turn it into a
 # score of zero, which silently prunes a good path.
@@ -48,11 +48,11 @@ ROUNDING = 1e-6  # a float32 softmax may leave [0, 1] by about this much
 
 
 class ScoreCountError(ServingError):
-    """A verifier returned a different number of scores than steps. Check its step tag and pooling type."""
+    """The numbers of scores and steps differ in a verifier's reply. Check its step tag and pooling type."""
 
 
 class ScoreRangeError(ServingError):
-    """A verifier returned a score outside [0, 1] or NaN. Check its activation and weights."""
+    """A verifier returned NaN or a score outside [0, 1]. Check its activation and weights."""
 
 
 def last_score(rows: "NDArray[np.float32]", rendered: "Rendered", good_label: int, model: str) -> float:
@@ -61,7 +61,7 @@ def last_score(rows: "NDArray[np.float32]", rendered: "Rendered", good_label: in
     Args:
         rows: Class probabilities, one row per step tag (STEP pooling) or per token (ALL pooling).
         rendered: The prompt, with the positions of its step tags.
-        good_label: Column of the class `right`.
+        good_label: Column for the class `right`.
         model: Name of the model, for errors.
 
     Raises:
@@ -90,23 +90,23 @@ def last_score(rows: "NDArray[np.float32]", rendered: "Rendered", good_label: in
 
 
 class PoolingItem(msgspec.Struct):
-    """One prompt's part of a reply of `/pooling`."""
+    """One prompt's part of a `/pooling` reply."""
 
     index: int
     data: list[list[float] | float]
 
 
 class PoolingReply(msgspec.Struct):
-    """The fields of a reply of `/pooling` that are used."""
+    """The fields used from a `/pooling` reply."""
 
     data: list[PoolingItem]
 
 
 def pooling_rows(reply: dict[str, Any], prompts: int) -> "list[NDArray[np.float32]]":
-    """Return the rows of each prompt from a reply of `/pooling`, in the order of the prompts.
+    """Return the rows for each prompt from a `/pooling` reply, in prompt order.
 
     Raises:
-        EngineReplyError: The reply does not contain one set of rows for each prompt.
+        EngineReplyError: The reply does not contain one set of rows per prompt.
     """
     try:
         items = msgspec.convert(reply, PoolingReply).data
@@ -125,32 +125,32 @@ def pooling_rows(reply: dict[str, Any], prompts: int) -> "list[NDArray[np.float3
 
 # The verifier protocol, and process reward models in this process or on a server.
 #
-# A verifier scores only the last step of each path, in [0, 1]. The search computes the path means (§3.3).
+# A verifier scores only each path's last step, in [0, 1]. The search computes the path means (§3.3).
 
 
 class Verifier(Protocol):
-    """The protocol of verifiers, which score steps.
+    """The protocol for verifiers, which score steps.
 
     Attributes:
         served: Name and version of the running model, for the Verification.
-        host: The engine host of a model in this process; None for a model elsewhere.
+        host: The engine host if the model runs in this process; otherwise None.
     """
 
     served: Served
     host: EngineHost | None
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
-        """Return a score for the last step of each path, and the number of tokens read for it.
+        """Return a score for each path's last step, and the number of tokens read for it.
 
         Args:
             question: The question being answered.
-            paths: The texts of each path's steps, root first, delimiters included.
+            paths: The texts of each path's steps, root first, including delimiters.
 
         Raises:
-            PromptTooLongError: The last step of a path does not fit into the verifier's context.
+            PromptTooLongError: A path's last step does not fit into the verifier's context.
             ScoreCountError: The model returned the wrong number of scores.
             EngineFaultError: Another attempt may succeed.
-            EngineDiedError: Only a restart of the process helps.
+            EngineDiedError: Only restarting the process helps.
         """
         ...
 
@@ -160,7 +160,7 @@ class Verifier(Protocol):
 
 
 class RowSource(Protocol):
-    """The protocol of engine hosts and servers that classify the tokens of prompts."""
+    """The protocol for engine hosts and servers that classify a prompt's tokens."""
 
     async def rows(self, prompts: Sequence[Sequence[int]]) -> "list[NDArray[np.float32]]":
         """Return, for each prompt, class probabilities of shape (positions, labels)."""
@@ -176,12 +176,12 @@ class ProcessRewardModel:
 
     Args:
         served: Name and version of the running model.
-        source: Source of the class probabilities of tokens.
-        format: Format in which a path is rendered as a prompt.
+        source: Source of the tokens' class probabilities.
+        format: Format for rendering a path as a prompt.
         good_label: Index of the class `right`.
-        context_tokens: Maximum length of a prompt. A longer path loses its leading steps, and its Scored is marked as
-            `shortened`.
-        tokenizing: Executor that renders prompts, with one thread because tokenizers are not thread-safe. With None
+        context_tokens: Maximum length of a prompt, in tokens. A longer path loses its leading steps, and its Scored is
+            marked as `shortened`.
+        tokenizing: Executor for rendering prompts, with one thread because tokenizers are not thread-safe. If None,
             they are rendered on the event loop, for a source that fills its batches from requests waiting there.
         host: See `Verifier.host`.
     """
@@ -206,8 +206,8 @@ class ProcessRewardModel:
         self._context_tokens = context_tokens
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
-        """Return a score for the last step of each path; see `Verifier.score`."""
-        # Paths are rendered one at a time, so that those of other steps can be interleaved and a deadline takes effect.
+        """Return a score for each path's last step; see `Verifier.score`."""
+        # Paths are rendered one at a time, so that other steps' paths can be interleaved and a deadline takes effect.
         fitted = [await self._fit(question, path) for path in paths]
         replies = await self._source.rows([rendered.token_ids for rendered, _ in fitted])
         return [
@@ -232,7 +232,7 @@ class ProcessRewardModel:
         return await loop.run_in_executor(self._tokenizing, self._fitted, question, path)
 
     def _fitted(self, question: str, path: Sequence[str]) -> tuple[Rendered, int]:
-        """Return the prompt of a path and the number of leading steps that were dropped to make it fit."""
+        """Return a path's prompt, and the number of leading steps dropped to make it fit."""
 
         @cache
         def without(dropped: int) -> Rendered:
@@ -241,7 +241,7 @@ class ProcessRewardModel:
         def fits(dropped: int) -> bool:
             return len(without(dropped).token_ids) <= self._context_tokens
 
-        # Find the smallest number of steps to drop by bisection, because each shortens the prompt. The last step stays.
+        # Bisect for the smallest number of steps to drop, since dropping each shortens the prompt. The last step stays.
         dropped = 0 if fits(0) else bisect_left(range(len(path) - 1), True, key=fits)
         rendered = without(dropped)
         if len(rendered.positions) != len(path) - dropped:
@@ -257,13 +257,13 @@ class ProcessRewardModel:
 
 
 class HostedRows:
-    """Rows from a pooling model of an engine host.
+    """Rows from a pooling model on an engine host.
 
     Args:
         host: A started host with the model loaded.
-        model: Name of the model in the host.
+        model: Name of the model on the host.
         owns_host: Whether closing the source closes the host.
-        retries: How many times a failed batch is retried, and after which pauses.
+        retries: How many times a failed batch is retried, and how long to pause before each retry.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class HostedRows:
         return [each.rows for each in pooled]
 
     async def close(self) -> None:
-        """Close the host, if it is this source's own."""
+        """Close the host if this source owns it."""
         if self._owns_host:
             await asyncio.to_thread(self._host.close)
 
@@ -291,7 +291,7 @@ _BATCH = 64
 
 
 class HttpRows:
-    """Rows from a server's `/pooling` (vLLM). Closing the source closes the connections to the server.
+    """Rows from a server's `/pooling` endpoint (vLLM). Closing the source closes the connections to the server.
 
     Args:
         server: The server, or several of the same model.
@@ -322,11 +322,11 @@ class HttpRows:
         return await self._server.post("/pooling", body, lambda reply: pooling_rows(reply, len(prompts)))
 
 
-# The verifier of a recording. It needs no model and scores at once.
+# The verifier for recordings. It needs no model and scores instantly.
 
 
 class RecordedVerifier:
-    """Verifier that looks up the scores of paths in a recording.
+    """Verifier that looks up path scores in a recording.
 
     Args:
         recording: The recording.
@@ -346,7 +346,7 @@ class RecordedVerifier:
         return [self._scored(question, path) for path in paths]
 
     async def close(self) -> None:
-        """Do nothing, because a recording has no connections."""
+        """Do nothing: a recording has no connections."""
 
     def _scored(self, question: str, path: Sequence[str]) -> Scored:
         node = self._recording.scored(question, path)
@@ -362,13 +362,13 @@ SKYWORK_LABEL = 0  # Skywork's only column is the sigmoid of the value
 async def start_verifier(
     entry: VerifierModel, options: HostingOptions, host: EngineHost | None = None
 ) -> ProcessRewardModel:
-    """Load a verifier or connect to it; return when it can score.
+    """Load a verifier or connect to it; return once it can score.
 
     Args:
         entry: The verifier's catalogue entry.
         options: The deployment's hosting options.
-        host: A started host into which to load the verifier, closed by the caller. None starts a host that closes with
-            the verifier.
+        host: A started host to load the verifier into, closed by the caller. If None, a host is started that closes
+            with the verifier.
 
     Raises:
         EngineStartError: The model or its tokenizer could not be loaded.
@@ -407,7 +407,7 @@ async def start_verifier(
 
 
 async def ask(verifier: Verifier, question: str) -> None:
-    """Have a verifier score a step of the operator's question before any client's, to see whether it crashes.
+    """Have a verifier score a step for the operator's question before any client's, to see whether it crashes.
 
     Raises:
         EngineDiedError: The verifier crashed.
@@ -421,7 +421,7 @@ async def ask(verifier: Verifier, question: str) -> None:
 
 
 def format_for(entry: VerifierModel, prompts: ChatPrompts, system: str = "") -> Format:
-    """Return the prompt format of a verifier.
+    """Return a verifier's prompt format.
 
     Raises:
         EngineStartError: The tokenizer lacks the step tag, or has it under a different id.
@@ -431,26 +431,26 @@ def format_for(entry: VerifierModel, prompts: ChatPrompts, system: str = "") -> 
     return StepTagFormat(prompts, entry.step_tags.tag, tag_id=entry.step_tags.tag_id, system=system)
 
 
-# SearchStep to Verification: every draft of a step is scored, in order.
+# SearchStep to Verification: every draft in a step is scored, in order.
 
 
 async def verify(
     search: SearchStep, *, verifier: Verifier, clock: Callable[[], float], now_ms: int | None = None
 ) -> Verification:
-    """Score the pending drafts of a step.
+    """Score a step's pending drafts.
 
-    The result depends only on the step, and only the first Verification of a step counts, so scoring a redelivered step
+    The result depends only on the step, and only a step's first Verification counts, so scoring a redelivered step
     again has no effect.
 
     Args:
         search: The step.
         verifier: The verifier.
         clock: Monotonic clock, in seconds.
-        now_ms: Time since the epoch, to compare with the query's deadline; None for no deadline.
+        now_ms: Time since the epoch, for checking the query's deadline; None for no deadline.
 
     Raises:
         DeadlinePassedError: The query expired before the step was scored.
-        ServingError: Any error of `Verifier.score`. Its class determines whether to try again.
+        ServingError: Any error from `Verifier.score`. Its class determines whether to try again.
     """
     began = clock()
     paths = [search.forest.steps(index) for index in search.forest.pending]

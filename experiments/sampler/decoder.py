@@ -2,7 +2,7 @@
 
 A batch has prefixes of different lengths, and rows that each continue one of them. A prefix's keys and values are
 stored once, however many rows share it. Attention to the prefix and to a row's own columns is computed separately, and
-the two parts are combined by rescaling with their maxima, as in an online softmax. The purpose is only to make
+the two parts are combined by rescaling with their maxima, as in an online softmax. The only purpose is to make
 recordings of small models fast on a CPU; models are served by `agents.serving`. Tests compare this module with
 transformers and vLLM.
 """
@@ -21,14 +21,14 @@ from torch.nn import functional
 
 from schemas.errors import UniscaleError
 
-# Keys and values of a batch (prefixes, stored once, and each row's own columns), and of live paths between batches.
+# The keys and values of a batch (prefixes, stored once, and each row's own columns) and of live paths between batches.
 
 Ids = tuple[int, ...]
 
 
 @dataclass
 class Cache:
-    """Keys and values of a batch.
+    """A batch's keys and values.
 
     Attributes:
         prefixes: Keys and values of the prefixes, shape (layers, 2, prefixes, kv_heads, columns, head_dim).
@@ -97,12 +97,12 @@ class Cache:
             self.values[:, :, :used, :, : self.width] = before[:, :, :used, :, : self.width]
 
 
-# Keys and values of live paths, in the pieces in which they were computed, so that no prefix is computed again.
+# Keys and values of live paths, in the pieces they were computed in, so that no prefix is computed again.
 
 
 @dataclass
 class Piece:
-    """Keys and values that a path adds to the path that it continues, shape (layers, 2, kv_heads, tokens, head_dim)."""
+    """Keys and values that a path adds to the path it continues, shape (layers, 2, kv_heads, tokens, head_dim)."""
 
     above: Ids | None
     values: Tensor
@@ -110,7 +110,7 @@ class Piece:
 
 
 class Kept:
-    """LRU cache of pieces by the token ids of their whole path.
+    """An LRU cache of pieces, keyed by the token ids of their whole path.
 
     Args:
         size: Maximum total size of all pieces, in bytes.
@@ -132,7 +132,7 @@ class Kept:
             self._held -= gone.values.nbytes
 
     def chain(self, path: Ids) -> list[Piece] | None:
-        """Return a path's pieces, from its root on, or None if one of them is not cached."""
+        """Return a path's pieces, starting at its root, or None if one of them is not cached."""
         found = []
         at: Ids | None = path
         while at is not None:
@@ -147,10 +147,10 @@ class Kept:
 
 # Attention of rows to shared prefixes and to their own columns, computed in two parts that are then combined.
 
-HIDDEN = -1e30  # finite, because an empty prefix must not give NaN
+HIDDEN = -1e30  # finite, because an empty prefix must not yield NaN
 # exp of this is negligible in float32 but still a normal number. If it underflows, exp takes 20 to 60 times as long.
 LEAST = -80.0
-# Measured cost of copying a prefix's keys and values, in rows of attention scores. It affects only the speed.
+# Measured cost of copying a prefix's keys and values, in rows of attention scores. It affects only speed.
 COPIED = 16
 
 
@@ -161,8 +161,8 @@ class View:
     Attributes:
         count: Number of blocks.
         wide: Rows per block.
-        prefix: Prefix of each block; None if every prefix has one block, in order.
-        place: Position of each row among count · wide positions; None if each prefix has one row, in order.
+        prefix: Each block's prefix; None if every prefix has one block, in order.
+        place: Each row's position among count · wide positions; None if each prefix has one row, in order.
         beyond: Mask of columns beyond a prefix's length, shape (blocks, 1, 1, columns); None if there are none.
         ahead: Causal mask of own columns, shape (new, width + new); None for a single new token.
     """
@@ -176,11 +176,11 @@ class View:
 
     @classmethod
     def of(cls, cache: Cache, new: int, group: int) -> "View":
-        """Return the view of a batch.
+        """Return a batch's view.
 
         Args:
             cache: The batch's cache.
-            new: New tokens per row in this pass.
+            new: Number of new tokens per row in this pass.
             group: Number of query heads per key head.
         """
         prefixes, columns = cache.prefixes.shape[2], cache.prefixes.shape[4]
@@ -235,10 +235,10 @@ class View:
 
 
 def _block(rows_of: Tensor, scores: int) -> int:
-    """Return the number of rows per block: those of the prefix with the most rows, or fewer if most prefixes have few.
+    """Return the number of rows per block: the most rows that any prefix has, or fewer if most prefixes have few.
 
     Args:
-        rows_of: Number of rows of each prefix.
+        rows_of: Number of rows for each prefix.
         scores: Rows of attention scores per row: its new tokens times the query heads per key head.
     """
     most = int(rows_of.max())
@@ -255,7 +255,7 @@ def _block(rows_of: Tensor, scores: int) -> int:
 
 
 def part(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a part of a softmax attention as its weighted sum, its maximum exponent and its sum of weights."""
+    """Return part of a softmax attention as its weighted sum, maximum exponent and sum of weights."""
     scores = q @ keys.transpose(2, 3)
     if hidden is not None:
         if hidden.dim() == 2:  # one row per new token; query heads that share keys are adjacent
@@ -313,7 +313,7 @@ class Shape:
 
 
 class Decoder:
-    """The trunk of one checkpoint and its head, which gives token logits or probabilities of step labels.
+    """One checkpoint's trunk and its head, which returns token logits or step-label probabilities.
 
     Args:
         folder: A Hugging Face folder with a single safetensors file.
@@ -359,8 +359,8 @@ class Decoder:
         """Return the last hidden states of new tokens, shape (rows, new, hidden), and add the tokens to the cache.
 
         Args:
-            tokens: Token ids, shape (rows, new). Padding at a row's right end is harmless, because no token attends to
-                it within this call, and the caller keeps only the columns of a row's real tokens.
+            tokens: Token ids, shape (rows, new). Padding at the right end of a row is harmless, because no token
+                attends to it within this call, and the caller keeps only the columns of a row's real tokens.
             cache: The batch's cache, whose width grows by `new`.
         """
         s, w = self.shape, self._w
@@ -386,7 +386,7 @@ class Decoder:
         return functional.linear(hidden, head)
 
     def labels(self, hidden: Tensor) -> Tensor:
-        """Return the label probabilities of a `Qwen2ForProcessRewardModel` for hidden states."""
+        """Return a `Qwen2ForProcessRewardModel`'s label probabilities for hidden states."""
         w = self._w
         inner = torch.relu(functional.linear(hidden, w["score.0.weight"], w["score.0.bias"]))
         return functional.linear(inner, w["score.2.weight"], w["score.2.bias"]).softmax(-1)

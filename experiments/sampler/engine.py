@@ -1,13 +1,13 @@
 """An engine with the executor's protocol that samples in batches with PyTorch, for recordings.
 
 Every draft draws random numbers from its own seed (one per token, by inverse transform sampling), so randomness is
-keyed to the path: the rest of the batch only changes the last bits of floating-point sums. Drafts of a batch that have
+keyed to the path: the rest of the batch only changes the last bits of floating-point sums. Drafts in a batch that have
 drawn the same tokens after the same prompt share one row of the forward pass. A confident model is thus run once for
-hundreds of drafts of many searches, and each draft still samples independently.
+hundreds of drafts from many searches, and each draft still samples independently.
 
 A path continues from its re-encoded text, not from its sampled tokens. Otherwise two drafts with the same text but
 different tokens would continue differently, and which of them a path refers to would depend on what else was in flight.
-There is no difference if a model generates the tokens into which its tokenizer encodes the text, as trained models
+It makes no difference if a model generates the same tokens that its tokenizer encodes the text into, as trained models
 nearly always do.
 """
 
@@ -42,7 +42,7 @@ def bits(seeds: NDArray[np.uint64], at: int) -> NDArray[np.uint64]:
     The generator allows random access, so the numbers of all drafts in a batch are computed at once.
 
     Args:
-        seeds: Seed of each draft, shape (drafts,).
+        seeds: Each draft's seed, shape (drafts,).
         at: The position, from 0.
     """
     z = seeds + np.uint64(((at + 1) * _GOLDEN) & 0xFFFFFFFFFFFFFFFF)  # arrays wrap around, as they should
@@ -52,7 +52,7 @@ def bits(seeds: NDArray[np.uint64], at: int) -> NDArray[np.uint64]:
 
 
 def uniforms(seeds: NDArray[np.uint64], at: int) -> NDArray[np.float64]:
-    """Return each draft's random number u in [0, 1), with 53 bits, for the token at a position; shape (drafts,)."""
+    """Return each draft's 53-bit random number u in [0, 1) for the token at a position, shape (drafts,)."""
     return (bits(seeds, at) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -61,7 +61,7 @@ def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
 
     Args:
         logits: Token logits, shape (rows, vocabulary).
-        sampling: Temperature, top_k and top_p.
+        sampling: The temperature, top_k and top_p.
     """
     if sampling.temperature == 0:
         best = logits.argmax(-1, keepdim=True)
@@ -81,7 +81,7 @@ def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
 
 
 def draw(table: NDArray[np.float64], rows: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the token of each draw, the first at which its row's cumulative distribution exceeds u; shape (draws,).
+    """Return each draw's token, the first at which its row's cumulative distribution exceeds u; shape (draws,).
 
     Each draw is a binary search in the concatenated rows, where row r covers [r, r + 1), instead of a pass over the
     vocabulary. With four thousand rows, this loses the last twelve of u's 53 bits.
@@ -97,10 +97,10 @@ def draw(table: NDArray[np.float64], rows: NDArray[np.int64], u: NDArray[np.floa
     return np.asarray(np.searchsorted(line, within, side="right") - rows * size)
 
 
-# Conversion of texts to token ids. Each step is encoded only once, because hundreds of thousands of paths are rendered.
+# Conversion of text to token ids. Each step is encoded only once, because hundreds of thousands of paths are rendered.
 #
-# If no token can extend over the end of a step, a path's ids are the concatenation of its steps' ids, and only few
-# steps are distinct. Otherwise the whole text is encoded, as in the product.
+# If no token can extend past the end of a step, a path's ids are the concatenation of its steps' ids, and few steps are
+# distinct. Otherwise the whole text is encoded, as in the product.
 
 STEPS = 200_000
 _MOST_PIECES = 10_000  # larger vocabularies are not checked piece by piece
@@ -110,10 +110,10 @@ class Reencoding(Continuer):
     """Continues paths from their text alone, without caching sampled tokens.
 
     Args:
-        model: Named in errors.
+        model: The model's name, for errors.
         prompts: The model's chat template and tokenizer.
-        context_tokens: The model's maximum tokens of prompt and output together.
-        delimiter: The usual delimiter of steps.
+        context_tokens: The model's maximum number of tokens, prompt and output combined.
+        delimiter: The usual step delimiter.
     """
 
     def __init__(self, model: str, prompts: ChatPrompts, context_tokens: int, delimiter: str) -> None:
@@ -128,7 +128,7 @@ class Reencoding(Continuer):
 
 
 def closes(prompts: ChatPrompts, delimiter: str) -> bool:
-    """Return whether the encoding of a text that ends in the delimiter is independent of the token that follows."""
+    """Return whether the encoding of text ending in the delimiter is independent of the token that follows."""
     vocabulary = prompts.tokenizer.get_vocab().values()
     if len(vocabulary) > _MOST_PIECES:
         return False
@@ -143,7 +143,7 @@ class Stepwise:
     """Renders the same prompts as a given format, but encodes each step only once.
 
     Args:
-        format: A format that ends each step with a special token, so that no token extends over a step's end.
+        format: A format that ends each step with a special token, so that no token extends past a step's end.
     """
 
     def __init__(self, format: StepTagFormat) -> None:
@@ -152,7 +152,7 @@ class Stepwise:
         self._later = lru_cache(STEPS)(self._render_later)
 
     def render(self, question: str, steps: Sequence[str]) -> Rendered:
-        """Return the prompt of a path."""
+        """Return a path's prompt."""
         ids, end = self._first(question, steps[0])
         positions = [len(ids) - 1]
         for step in steps[1:]:
@@ -170,14 +170,14 @@ class Stepwise:
         return whole.token_ids[whole.positions[0] + 1 : whole.positions[1] + 1]
 
 
-# Batches that are filled from many searches: all items that wait for a model run together, the longest queue first.
+# Batches filled from many searches: all items waiting for a model run together, the longest queue first.
 
 
 class BatchRunner(Protocol):
-    """Runs batches, blocking the event loop meanwhile.
+    """Runs batches, blocking the event loop while they run.
 
     Attributes:
-        rows: Approximate number of items per batch; the items of one call stay together.
+        rows: Approximate number of items per batch; the items in one call stay together.
     """
 
     rows: int
@@ -192,7 +192,7 @@ class Pump:
 
     Attributes:
         batches: Number of batches run.
-        items: Number of items in all these batches.
+        items: Total number of items in these batches.
     """
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ class Pump:
 
 PREFIXES = 4096  # prefixes per batch; those of similar length are read together, `TOGETHER` at a time
 TOGETHER = 256
-INITIAL_COLUMNS = 16  # number of a step's tokens for which space is initially allocated
+INITIAL_COLUMNS = 16  # space is initially allocated for this many tokens of a step
 
 
 @dataclass(frozen=True)
@@ -289,9 +289,9 @@ class TorchEngine:
     Args:
         model: The model's name in the catalogue.
         folder: The model's checkpoint.
-        context_tokens: The model's maximum tokens of prompt and output together.
+        context_tokens: The model's maximum number of tokens, prompt and output combined.
         pump: Fills batches from all searches in flight.
-        delimiter: The usual delimiter of steps.
+        delimiter: The usual step delimiter.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class TorchEngine:
         return made
 
     def _sample(self, groups: Sequence[Sequence[Wanted]], sampling: Sampling) -> list[Drafted]:
-        """Return the drafts of groups with one prompt each, in the order of their seeds."""
+        """Return the drafts for groups with one prompt each, in the order of their seeds."""
         plans = [group[0].plan for group in groups]
         seeds = np.array([seed for group in groups for item in group for seed in item.seeds], dtype=np.uint64)
         sizes = [sum(len(item.seeds) for item in group) for group in groups]
@@ -404,8 +404,8 @@ class TorchEngine:
         """Return (pair, row, longer row, finish) where drafts end, and (pair, row, longer row) where they continue.
 
         Args:
-            rows: Rows of the batch.
-            pairs: The value row · vocabulary + token for every token that a row's drafts drew.
+            rows: The batch's rows.
+            pairs: The value row · vocabulary + token for every token drawn by a row's drafts.
             length: Number of tokens drawn so far.
             delimiter: The delimiter that ends a step.
         """
@@ -472,7 +472,7 @@ class TorchEngine:
     def _finish(self, ids: Ids, delimiter: str) -> Finish | None:
         if ids[-1] == self._decoder.shape.eos:
             return "eos"
-        # The delimiter may be split over several tokens, at most one per character.
+        # The delimiter may be split across several tokens, at most one per character.
         tail = self._prompts.decode(ids[-len(delimiter) :])
         return "separator" if delimiter in tail else None
 

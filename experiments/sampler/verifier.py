@@ -40,9 +40,9 @@ class TorchRows:
 
     Args:
         folder: A `Qwen2ForProcessRewardModel` checkpoint.
-        tag_id: Token id of its step tag.
+        tag_id: The token id of its step tag.
         pump: Fills batches from all searches in flight.
-        rows: Maximum paths per batch.
+        rows: Maximum number of paths per batch.
     """
 
     def __init__(self, folder: Path, tag_id: int, pump: Pump, rows: int = ROWS) -> None:
@@ -143,7 +143,7 @@ class TorchRows:
 
 
 class _Batch:
-    """The batch runner of `TorchRows`. It is separate because `rows` is a batch size here and a method there."""
+    """The batch runner for `TorchRows`. It is separate because `rows` is a batch size here and a method there."""
 
     def __init__(self, source: TorchRows, rows: int) -> None:
         self.rows = rows

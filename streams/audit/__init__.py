@@ -5,11 +5,11 @@ D.3) with its own code. See docs/audit.md.
 
     run           reads the topics, accounts for every query, and reports
     reading       turns the raw topics into facts in SQLite
-    facts.sql     the fields that are kept of each record
-    timeline.sql  all facts of each query, and its state
+    facts.sql     the fields kept from each record
+    timeline.sql  all facts about each query, and its state
     checks.sql    the invariants, with one statement per check
     summary.sql   the totals of a report
-    checks        runs these, and finds which snapshots are complete and whose rows may have left the learner's log
+    checks        runs these, finds which snapshots are complete, and whose rows may have left the learner's log
     price         computes what a search costs
 """
 

@@ -1,4 +1,4 @@
-"""Runs `timeline.sql`, `checks.sql` and `summary.sql` over the facts, for a state per query, invariants and totals."""
+"""Runs `timeline.sql`, `checks.sql` and `summary.sql` on the facts, for each query's state, invariants and totals."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -29,10 +29,10 @@ class Snapshots:
         chunks: Every record of the snapshots, as key and value.
 
     Attributes:
-        versions: What is wrong with each version, or None if it is complete; oldest first. A version's name is the
-            sequence number up to which it is complete.
-        after: The sequence number up to which rows may have left the log; -1 if none may have.
-        reset_at: End offsets of the Decisions, by partition, at the time when `learner reset` deleted the log.
+        versions: What is wrong with each version, or None if it is complete; oldest first. A version is named after the
+            sequence number it is complete up to.
+        after: Rows up to this sequence number may have left the log; -1 if none may have.
+        reset_at: End offsets of the Decisions, by partition, when `learner reset` deleted the log.
     """
 
     def __init__(self, chunks: Iterable[tuple[bytes, bytes]]) -> None:
@@ -44,13 +44,13 @@ class Snapshots:
         # A row may leave the log once its query has ended in both of the newest snapshots. After a repair there is only
         # one snapshot, which then suffices.
         kept = [version for version in whole if version >= 0][-_KEPT:]
-        # A prior is a snapshot from before all rows. It is kept in addition to a repair's snapshot.
+        # A prior is a snapshot that precedes all rows. It is kept in addition to a repair's snapshot.
         self.after = kept[0] if kept and _START in records else max(-1, min(self.versions, default=-1))
         if len(kept) == _KEPT or (kept and _START in records):
             self._ended = _ended(records, kept[0])
 
     def ended(self, query_id: str) -> bool:
-        """Return whether the row of a query may have left the log."""
+        """Return whether a query's row may have left the log."""
         digest = hashlib.blake2b(query_id.encode(), digest_size=8).digest()
         wanted = np.uint64(int.from_bytes(digest, "little"))
         at = int(self._ended.searchsorted(wanted))
@@ -58,7 +58,7 @@ class Snapshots:
 
 
 def _offsets(value: bytes) -> dict[int, int]:
-    """Return the offsets, by partition, in the record that `learner reset` writes; empty if it holds anything else."""
+    """Return the offsets, by partition, in the record that `learner reset` writes; empty if the record is not valid."""
     try:
         return {int(part): int(offset) for part, offset in orjson.loads(value).items()}
     except (ValueError, TypeError, AttributeError):
@@ -125,7 +125,7 @@ CLOSE: Final = 1e-9
 """Relative difference allowed between two ways of summing the same numbers."""
 
 BATCH: Final = 64
-"""A number larger than a decider's batch: every record this far before the decider's newest row has been handled."""
+"""Larger than any decider batch, so every record this far before the decider's newest row has been handled."""
 
 WINDOW: Final = 8
 """How many records the embedder may read past a Query that waits for admission, as a multiple of its concurrency."""
@@ -136,7 +136,7 @@ brokers."""
 
 
 class Discrepancy(NamedTuple):
-    """A failed check, with its name, the query_id or other subject, and a description."""
+    """A failed check: its name, the query_id or other subject, and a description."""
 
     check: str
     query_id: str
@@ -144,12 +144,12 @@ class Discrepancy(NamedTuple):
 
 
 class Checks:
-    """Computes a state for each query of a ledger, and the discrepancies.
+    """Computes the state of each query in a ledger, and the discrepancies.
 
     Args:
         ledger: The complete ledger.
-        topics: The topic of each kind of record.
-        known: Further parameters of the statements, by name, such as times in ms and the progress of each service.
+        topics: The topic for each kind of record.
+        known: The statements' other parameters, by name, such as times in ms and each service's progress.
     """
 
     def __init__(self, ledger: Ledger, topics: dict[str, str], known: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ class Checks:
         return int(number)
 
     def _give_up(self, table: str, topic: str) -> None:
-        """Add to each record of a topic that has a dead letter the error in that dead letter."""
+        """For each of a topic's records with a dead letter, add the dead letter's error to the record."""
         self._db.execute(
             f"UPDATE {table} SET error = Letter.error FROM Letter"
             f" WHERE Letter.topic = ? AND Letter.part = {table}.part AND Letter.off = {table}.off",

@@ -1,11 +1,11 @@
 -- The invariants. Each statement is one check, named by the comment above it, and returns the discrepancies: a query_id
--- or other subject, and a description. The tables are those of `facts.sql` and `timeline.sql`.
+-- or other subject, and a description. The tables are those in `facts.sql` and `timeline.sql`.
 --
 -- A record before the end offsets of the first capture (`early`) must agree with the records before those of the
 -- second. A missing record is a discrepancy only if a later record of the same service proves that the service has
 -- moved past it (`Embedded`, :contexts_done, the newest row, :rewards_done): the embedder has finished with every
 -- record that is :window records before its newest Context, and the decider with every record that is :batch records
--- before its newest row. A record that retention has deleted does not count as missing, but every record appended after
+-- before its newest row. A record deleted by retention is not considered missing, but every record appended after
 -- :kept_… must be there.
 
 -- name: query_passed_over
@@ -67,21 +67,21 @@ FROM Timeline t JOIN Row l ON l.rowid = t.learner LEFT JOIN Answer a ON a.rowid 
 WHERE t.decision IS NULL AND l.early AND t.since_ms > :kept_decision
 AND NOT EXISTS (SELECT 1 FROM Decision d WHERE d.query_id = t.query_id)
 AND (
-    -- The newest clock of the existing rows, because the clock restarts after `learner reset`.
+    -- The newest clock among the existing rows, because the clock restarts after `learner reset`.
     l.clock + :batch <= (SELECT max(clock) FROM Row WHERE early)
     OR (a.early AND a.seq IS NOT NULL)
     OR EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = t.query_id AND r.early AND r.error IS NULL)
 );
 
 -- name: answers_differ
--- A search that is run again ends in the same way, unless time, an engine or a client ended it.
+-- A search that is run again ends the same way, unless time, an engine or a client ended it.
 SELECT DISTINCT o.query_id, 'two Answers with status ' || a.status || ' that differ'
 FROM Answer o JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
 WHERE a.early AND o.rowid <> a.rowid AND o.error IS NULL AND o.early
 AND o.status = a.status AND o.status IN ('ok', 'unfinished') AND o.service = a.service AND o.said <> a.said;
 
 -- name: expired_early
--- The aggregator writes this Answer after a record that was appended past the deadline. Only the brokers' clocks count.
+-- The aggregator writes this Answer after a record appended past the deadline. Only the brokers' clocks matter.
 SELECT s.query_id, printf('expired %.1f s after it was asked, before its %.1f s were over; if the settings had less then, audit with that',
     (a.ts - s.asked_ms) / 1e3, (s.answer_due_ms - s.asked_ms) / 1e3)
 FROM State s JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
@@ -108,7 +108,7 @@ SELECT t.query_id, CASE
 END
 FROM Timeline t JOIN Answer a ON a.rowid = t.answer JOIN Decision d ON d.rowid = t.decision
 WHERE a.early AND (a.action <> d.action OR a.seq <> d.seq OR a.factor <> d.factor OR a.prices <> d.prices)
--- A Decision that the aggregator sent to the dead-letter topic may have reached its executor all the same.
+-- A Decision that the aggregator sent to the dead-letter topic may still have reached its executor.
 AND NOT EXISTS (SELECT 1 FROM Decision o WHERE o.query_id = t.query_id AND o.seq = a.seq AND o.error IS NOT NULL);
 
 -- name: rewards_differ
@@ -119,7 +119,7 @@ FROM Reward WHERE error IS NULL GROUP BY query_id, kind HAVING max(early) AND co
 SELECT query_id, 'Rewards of kinds ' || group_concat(DISTINCT kind)
     || ': expected one, or a provisional and what resolves it'
 -- A correction may follow a provisional Reward that the decider has sent to the dead-letter topic. A final Reward
--- follows a provisional one if the row was not written and the Answer was handled again, after its Feedback.
+-- follows a provisional one if the row was not written and the Answer was handled again after its Feedback.
 FROM Reward WHERE (error IS NULL OR kind = 'provisional') AND early GROUP BY query_id
 HAVING max(kind = 'correction') AND NOT max(kind = 'provisional')
 OR count(*) > 1 AND (
@@ -146,14 +146,14 @@ WHERE r.early AND r.error IS NULL
 AND (
     r.seq <> d.seq OR r.action <> d.action OR r.objective <> d.objective OR r.verified <> d.verified
     OR r.learn <> (d.learn AND NOT EXISTS (
-        -- The Feedback that the Reward counts may come from a source that is not allowed to teach.
+        -- The Feedback used in the Reward may come from a source that is not allowed to teach.
         SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id AND NOT f.learn AND f.grade = r.correct
         AND f.graded_by = r.graded_by AND NOT r.learn
     ))
 );
 
 -- name: reward_of_other_attempts
--- A Reward states the cost of each attempt before its own, so it has the whole cost of a query.
+-- A Reward states the cost of every earlier attempt, so it includes the query's whole cost.
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': it ends attempt ' || r.attempt || ', and of those before '
     || iif((SELECT count(*) FROM Earlier e WHERE e.query_id = r.query_id AND e.off = r.off) <> r.attempt - 1,
         'one is missing', 'one is not what failed')
@@ -191,7 +191,7 @@ AND (
 );
 
 -- name: blamed_without_probe
--- A model is blamed for a refusal only if it also failed the operator's probe, which the Answer states.
+-- A model is blamed for a refusal only if it also failed the operator's probe, as stated in the Answer.
 SELECT a.query_id, 'the Answer blames its model for a refusal, but no probe failed'
 FROM Timeline t JOIN Answer a ON a.rowid = t.answer WHERE a.early AND a.excused;
 
@@ -225,7 +225,7 @@ WHERE r.early AND r.error IS NULL AND NOT a.forgotten AND iif(
 );
 
 -- name: reward_grade
--- Only if comparing whole numbers is enough to grade the Answer.
+-- Checked only if comparing whole numbers is enough to grade the Answer.
 SELECT query_id, 'Reward ' || query_id || '/' || kind || ': correct is ' || said(correct)
     || ', but the Answer compared with its reference gives ' || grade
 FROM (
@@ -237,7 +237,7 @@ FROM (
 WHERE grade IS NOT NULL AND correct IS NOT grade;
 
 -- name: reference_ungraded
--- If comparing whole numbers is enough, no grader can be busy or fail, and the Reward states any other obstacle.
+-- If comparing whole numbers is enough, no grader can be busy or fail, and any other obstacle is stated in the Reward.
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': the Answer was not compared with its reference'
 FROM Reward r JOIN Timeline t USING (query_id)
 JOIN Answer a ON a.rowid = t.answer JOIN Decision d ON d.rowid = t.decision
@@ -245,10 +245,10 @@ WHERE r.early AND r.error IS NULL AND a.error IS NULL AND a.status = r.status AN
 AND a.text AND NOT a.fault AND a.status <> 'cancelled' AND NOT r.bounded AND NOT r.graded AND NOT r.missing;
 
 -- name: feedback_uncounted
--- Feedback before the Answer counts if the Answer comes within the query's feedback wait, and the Decision within the
--- deployment's; the shorter wait is enough for both. Feedback in a different partition from the Answer's is forwarded,
--- and its time is then that of its copy. If the first Feedback went to the dead-letter topic, a later one was its
--- duplicate, even after the first has been deleted by retention.
+-- Feedback before the Answer is used if the Answer comes within the query's feedback wait, and the Decision within the
+-- deployment's; the shorter wait is enough for both. Feedback in a different partition from the Answer is forwarded,
+-- and its copy's time is then used. If the first Feedback went to the dead-letter topic, a later one was its duplicate,
+-- even after the first has been deleted by retention.
 SELECT query_id, 'Reward ' || query_id || '/default, though its Feedback came in time'
 FROM Untold u
 WHERE EXISTS (
@@ -263,7 +263,7 @@ AND NOT EXISTS (
 AND NOT EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = u.query_id AND r.graded_by NOT IN ('', 'score'));
 
 -- name: default_early
--- Like an expiry, this is written after a record that was appended past the deadline.
+-- Like an expiry, this is written after a record appended past the deadline.
 SELECT query_id, printf('Reward %s/default %.1f s after the Answer, before the %.1f s for its feedback were over; if the settings had less then, audit with that',
     query_id, (ts - answered_ms) / 1e3, (feedback_due_ms - answered_ms) / 1e3)
 FROM Untold WHERE ts + :clocks_ms < feedback_due_ms;
@@ -282,7 +282,7 @@ FROM Reward r JOIN Timeline t USING (query_id)
 WHERE r.early AND r.error IS NULL AND t.since_ms > :kept_feedback
 AND r.graded_by NOT IN ('', 'score') AND NOT (r.graded_by = 'reference' AND r.graded)
 AND NOT EXISTS (
-    -- Feedback that went to the dead-letter topic may have been applied all the same.
+    -- Feedback that went to the dead-letter topic may still have been applied.
     SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id AND f.grade = r.correct AND f.graded_by = r.graded_by
     AND coalesce(f.error, '') <> 'OversizedFeedback'
 );
@@ -349,7 +349,7 @@ AND l.stage = p.stage AND l.kinds = p.kinds
 AND (l.learned >= 0) + (l.corrected >= 0) <> p.updates;
 
 -- name: row_terms
--- A deployment may count an answer that nobody graded as wrong.
+-- A deployment may treat an ungraded answer as wrong.
 SELECT l.query_id, 'the learner''s row: ' || CASE
     WHEN l.score IS NOT r.score THEN 'score is ' || said(l.score) || ', its Reward''s ' || said(r.score)
     WHEN l.log_cost IS NOT r.log_cost THEN 'log_cost is ' || said(l.log_cost) || ', its Reward''s ' || said(r.log_cost)
@@ -363,7 +363,7 @@ WHERE t.since_ms > :kept_reward AND l.stage = p.stage AND l.kinds = p.kinds AND 
 );
 
 -- name: row_failed
--- If a model failed to give an answer, it is learned only that the answer was wrong.
+-- If a model failed to give an answer, only the fact that the answer was wrong is learned.
 SELECT query_id, 'the learner''s row: failed with correct ' || said(correct) || ', score ' || score || ', log_cost ' || log_cost
 FROM Row WHERE stage = 'failed' AND (correct IS NOT 0 OR score <> 0 OR log_cost <> 0);
 
@@ -372,7 +372,7 @@ SELECT query_id, 'sequence number ' || seq || ' of the learner''s log belongs to
 FROM Change WHERE seq IN (SELECT seq FROM Change GROUP BY seq HAVING count(*) > 1);
 
 -- name: sequence_gap
--- Rows may have left the log up to the older of the snapshots that are kept, :after. A missing row leaves gaps, too.
+-- Rows up to the older of the snapshots kept, :after, may have left the log. A missing row also leaves gaps.
 SELECT 'seq ' || (before + 1), 'the learner''s log has no row for sequence numbers ' || (before + 1) || ' to ' || (seq - 1)
 FROM (SELECT seq, lag(seq, 1, :after) OVER (ORDER BY seq) AS before FROM Change WHERE seq > :after)
 WHERE seq > before + 1 AND NOT EXISTS (SELECT 1 FROM MissingRow);
@@ -380,8 +380,7 @@ WHERE seq > before + 1 AND NOT EXISTS (SELECT 1 FROM MissingRow);
 -- name: policy_version
 -- The version in a Decision counts the rewards and corrections before it. It is compared with the version in the
 -- previous Decision, unless a change between the two is missing or duplicated, or the previous Decision is in the older
--- of the kept snapshots: if `learner repair` wrote that snapshot, the version no longer counts the rows that were left
--- out.
+-- of the snapshots kept: if `learner repair` wrote that snapshot, the version no longer counts the rows left out.
 SELECT query_id, 'its policy version is ' || version || ', but ' || (before + learned) || ' rewards came before it'
 FROM (
     SELECT query_id, version, learned, unbroken,

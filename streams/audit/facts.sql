@@ -1,9 +1,9 @@
--- The tables of the facts, which `reading.py` keeps of each record, and which `timeline.sql` and `checks.sql` read.
+-- The tables of facts that `reading.py` keeps from each record, and that `timeline.sql` and `checks.sql` read.
 --
 -- `part`, `off` and `ts` are the partition, offset and append time (ms since the epoch). `early` says that the record
 -- is before the end offsets of the first capture (see `run.py`). Columns of type BLOB, such as `whole`, are digests,
--- which are equal for equal content. A record whose fields have other types than these was not written by the product
--- and leaves no fact. The tables of records that a service may send to the dead-letter topic get one more column,
+-- which are equal for equal content. A record whose fields have types other than these was not written by the product
+-- and leaves no fact. If a service may send a table's records to the dead-letter topic, the table gets one more column,
 -- `error`, with the reason (`checks.py`).
 
 -- name: query
@@ -14,7 +14,7 @@ CREATE TABLE Query (
 ) STRICT;
 
 -- name: context
--- A question with its embedding. `q_part` and `q_off` are the partition and offset of its Query.
+-- A question with its embedding. `q_part` and `q_off` are its Query's partition and offset.
 CREATE TABLE Context (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     q_part INTEGER NOT NULL, q_off INTEGER NOT NULL, vector BLOB NOT NULL
@@ -32,8 +32,8 @@ CREATE TABLE Decision (
 ) STRICT;
 
 -- name: failure
--- An attempt at a query that failed without ending the query. `failed` says whether the model was at fault. `eflops` is
--- the cost of the search by its trace: 0 if nothing ran, NULL if the model is unknown or has had several versions.
+-- A failed attempt that did not end its query. `failed` says whether the model was at fault. `eflops` is the cost of
+-- the search according to its trace: 0 if nothing ran, NULL if the model is unknown or has had several versions.
 CREATE TABLE Failure (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     attempt INTEGER NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, failed INTEGER NOT NULL, eflops REAL
@@ -49,11 +49,11 @@ CREATE TABLE Earlier (
 -- name: answer
 -- How a query ended. `said` is a digest without the measured seconds, which differ each time a search is run.
 -- `path_score` is the mean score of the drafts on the path. `extracted` says whether an answer was found in the text,
--- and `number` is that answer if it is a plain whole number. `factor` is the price factor with which the search began,
--- and `prices` are the prices of its tokens in USD, as text; both are NULL if no search began. `fault` says whether the
+-- and `number` is that answer if it is a plain whole number. `factor` is the price factor when the search began, and
+-- `prices` are the prices of its tokens in USD, as text; both are NULL if no search began. `fault` says whether the
 -- Answer has no text of its own because something failed, `failed` whether the model failed, and `excused` whether the
--- model was blamed for a refusal although no probe failed. `forgotten` says whether the numbers of the model are
--- unknown or compaction may have removed them.
+-- model was blamed for a refusal although no probe failed. `forgotten` says whether the model's numbers are unknown or
+-- may have been removed by compaction.
 CREATE TABLE Answer (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     said BLOB NOT NULL, status TEXT NOT NULL, service TEXT NOT NULL, action TEXT, seq INTEGER, text INTEGER NOT NULL,
@@ -62,7 +62,7 @@ CREATE TABLE Answer (
 ) STRICT;
 
 -- name: worked
--- The cost of the search of the Answer at a partition and offset, by its trace, with one version of its model.
+-- The cost of a search according to the trace of the Answer at a partition and offset, for one version of its model.
 CREATE TABLE Worked (
     part INTEGER NOT NULL, off INTEGER NOT NULL,
     eflops REAL NOT NULL, prefill_eflops REAL NOT NULL, decoding_eflops REAL NOT NULL, verifier_eflops REAL NOT NULL,
@@ -72,11 +72,11 @@ CREATE TABLE Worked (
 -- name: reward
 -- The terms of a query's reward. `scalar` is the reward recomputed from the terms and the objective, `reward` the one
 -- stated. `score` is the score that the learner uses, which is correctness if the Answer has no score (`unscored`) or
--- not all models have the same verifier (`verified`); `own_score` is the score stated. If `cost_only`, only the cost is
--- learned; if the model `failed`, everything but the cost is. `closed_early` says that its feedback was not awaited to
--- the end. `graded` says whether the aggregator compared the Answer with a reference, `boxed` whether it compared only
--- the last box, by the default grader, and `missing` whether the Reward says why a term could not be computed. `paid`
--- is the logarithm of the stated price, whose parts follow.
+-- if the models do not all have the same verifier (`verified`); `own_score` is the score stated. If `cost_only`, only
+-- the cost is learned; if the model `failed`, everything but the cost is. `closed_early` says that the wait for
+-- feedback was cut short. `graded` says whether the aggregator compared the Answer with a reference, `boxed` whether it
+-- compared only the last box, by the default grader, and `missing` whether the Reward says why a term could not be
+-- computed. `paid` is the logarithm of the stated price, whose parts follow.
 CREATE TABLE Reward (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     whole BLOB NOT NULL, kind TEXT NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, status TEXT NOT NULL,
@@ -96,7 +96,7 @@ CREATE TABLE Feedback (
 ) STRICT;
 
 -- name: row
--- The newest row of an attempt at a query in the learner's log. `name` is the row's key. `f_off` is the offset of the
+-- The newest row in the learner's log for an attempt at a query. `name` is the row's key. `f_off` is the offset of the
 -- AttemptFailed that ended the attempt, or -1.
 CREATE TABLE Row (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
@@ -109,7 +109,7 @@ CREATE TABLE Row (
 ) STRICT;
 
 -- name: join_row
--- The aggregator's row of a query.
+-- The aggregator's row for a query.
 CREATE TABLE JoinRow (
     query_id TEXT PRIMARY KEY, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL
 ) STRICT;
@@ -121,19 +121,19 @@ CREATE TABLE Letter (
 ) STRICT;
 
 -- name: embedded
--- The offset of the newest Query that had a Context by the first capture, by partition.
+-- By partition, the offset of the newest Query that had a Context by the first capture.
 CREATE TABLE Embedded (part INTEGER PRIMARY KEY, off INTEGER NOT NULL) STRICT;
 
 -- name: held
--- The offsets that a partition of the query or feedback topic holds.
+-- The range of offsets in a partition of the query or feedback topic.
 CREATE TABLE Held (
     topic TEXT, part INTEGER, "begin" INTEGER NOT NULL, "end" INTEGER NOT NULL, PRIMARY KEY (topic, part)
 ) STRICT;
 
 -- name: chunk
--- A raw record of a snapshot of the policy.
+-- A raw record from a snapshot of the policy.
 CREATE TABLE Chunk (key BLOB PRIMARY KEY, value BLOB NOT NULL) STRICT;
 
 -- name: version
--- A snapshot of the policy that is still kept, and what is wrong with its records; NULL if nothing is.
+-- A policy snapshot that is still kept, and what is wrong with its records; NULL if nothing is.
 CREATE TABLE Version (version INTEGER NOT NULL, fault TEXT) STRICT;

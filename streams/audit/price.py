@@ -3,7 +3,7 @@
     eFLOPs = operations + I · bytes                                            Definition D.1
 
 Every token costs 2P operations in the linear layers and 4·l·W in attention over a context of l tokens. The bytes are
-those of the weights, P·prec_p, and those of the cached keys and values, κ per position (Assumption D.5).
+those of the weights, P·prec_p, plus those of the cached keys and values, κ per position (Assumption D.5).
 """
 
 import json
@@ -18,7 +18,7 @@ _WIDTH: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Numbers(NamedTuple):
-    """An architecture, in the symbols of Table 11: P, N_layer, N_q, N_kv, d_head, prec_p, prec_kv.
+    """An architecture, in Table 11's symbols: P, N_layer, N_q, N_kv, d_head, prec_p, prec_kv.
 
     P counts the parameters that one token uses; for a mixture of experts, these are the active parameters.
     """
@@ -33,22 +33,22 @@ class Numbers(NamedTuple):
 
     @property
     def W(self) -> int:
-        """Return the size of one token's attention queries in all layers together."""
+        """Return the total size of one token's attention queries across all layers."""
         return self.layers * self.q * self.head
 
     @property
     def kappa(self) -> int:
-        """Return the bytes of keys and values per position."""
+        """Return how many bytes the keys and values take per position."""
         return 2 * self.layers * self.kv * self.head * self.prec_kv
 
     @property
     def weights(self) -> int:
-        """Return the bytes of all weights."""
+        """Return how many bytes all the weights take."""
         return self.P * self.prec_p
 
 
 class PriceTerms(NamedTuple):
-    """The terms of a Reward's `price`, in the order of its fields."""
+    """The terms of a Reward's `price`, in field order."""
 
     cost: float
     prefill_eflops: float
@@ -72,11 +72,11 @@ def price(
 
     Args:
         prompt: L_in, tokens of the prompt.
-        trace: The drafts of an Answer. The `parent`, `depth`, `tokens` and `score` of each draft are used.
+        trace: An Answer's drafts. Each draft's `parent`, `depth`, `tokens` and `score` are used.
         generator: Numbers of the model that generated the drafts.
         verifier: Numbers of the model that scored the drafts.
         intensity: I, FLOPs per byte.
-        factor: Price factor of the generator.
+        factor: The generator's price factor.
     """
     m, v = generator, verifier
     # Prop. D.13: one pass over the prompt, whose token i attends to i positions.
@@ -157,8 +157,8 @@ class PriceList:
     def prices(self, answer: Mapping[str, Any]) -> list[PriceTerms]:
         """Return the possible costs of an Answer's search; empty if nothing ran or the model is unknown.
 
-        There is one cost for each version of the model that the catalogue has had. The price factor is the one that the
-        search started with.
+        There is one cost for each version of the model that has been in the catalogue. The price factor is the one that
+        the search started with.
         """
         action, trace = answer.get("action"), answer.get("trace")
         if not action or not (trace or answer.get("billed")):
@@ -182,7 +182,7 @@ class PriceList:
                 prompt_tokens,
                 trace,
                 each,
-                verifier or each,  # a placeholder: if there are no scores, no verification is counted
+                verifier or each,  # a placeholder: without scores, no verification is counted
                 self.intensity,
                 factor_of(answer) or 1.0,
             )
@@ -191,7 +191,7 @@ class PriceList:
 
 
 def _billed(answer: Mapping[str, Any], prices: Mapping[str, float]) -> PriceTerms:
-    """Return the cost of a search's tokens in USD, as counted by the upstream server or else in the trace."""
+    """Return the cost in USD of a search's tokens, as counted by the upstream server or, failing that, in the trace."""
     counted = answer.get("billed") or {
         "input": answer["prompt_tokens"],
         "output": sum(draft["tokens"] for draft in answer["trace"]),
@@ -204,7 +204,7 @@ def _billed(answer: Mapping[str, Any], prices: Mapping[str, float]) -> PriceTerm
 
 
 def prices_of(record: Mapping[str, Any]) -> str:
-    """Return the prices in USD of a Decision, or of a search's limits, as JSON, by which they are compared."""
+    """Return the USD prices in a Decision, or in a search's limits, as JSON, so that they can be compared."""
     return json.dumps(record.get("prices") or "", sort_keys=True)
 
 
@@ -215,7 +215,7 @@ def factor_of(answer: Mapping[str, Any]) -> float | None:
 
 
 def numbers(entry: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of a catalogue entry. Missing byte sizes follow from the dtype that the model is served in."""
+    """Return a catalogue entry's numbers. Missing byte sizes are derived from the dtype that the model is served in."""
     a = entry["architecture"]
     width = _WIDTH.get((entry.get("engine") or {}).get("dtype", "bfloat16"), 2)
     return Numbers(

@@ -34,14 +34,14 @@ TABLES: Final = {
     "learner": "Row",
     "join": "JoinRow",
 }
-"""The tables, by kind of topic, for topics whose records each concern a single query."""
+"""The tables, by kind of topic, for topics where each record concerns a single query."""
 
 _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 @cache
 def statements(file: str) -> dict[str, str]:
-    """Return the statements of a file in this folder, in order, by the name in the comment above each statement.
+    """Return the statements in a file in this folder, in order, keyed by the name in the comment above each one.
 
     >>> list(statements("timeline.sql"))[:2]
     ['by_query', 'by_context']
@@ -62,7 +62,7 @@ class Ledger:
         self.db.execute("BEGIN")
 
     def add(self, table: str, *fact: object) -> None:
-        """Store a fact: the columns of its table in order. In a table with a key, it replaces an earlier fact.
+        """Store a fact, given its table's columns in order. In a table with a key, it replaces any earlier fact.
 
         Raises:
             sqlite3.Error, OverflowError: a field has the wrong type, so the product did not write the record.
@@ -70,7 +70,7 @@ class Ledger:
         self.db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(fact))})", fact)
 
     def drop(self, table: str, column: str, key: object) -> None:
-        """Delete the fact with a key whose tombstone was read."""
+        """Delete the fact with this key, because the key's tombstone was read."""
         self.db.execute(f"DELETE FROM {table} WHERE {column} = ?", (key,))
 
     def close(self) -> None:
@@ -78,20 +78,20 @@ class Ledger:
         self.db.close()
 
 
-# The raw topics: the offsets that each partition holds, and their records, read one partition after another.
+# The raw topics: the range of offsets in each partition, and their records, read one partition after another.
 #
 # `Log` is the interface: `BrokerLog` reads from a broker, and tests pass lists. Reading a record takes bounded memory
-# whatever its bytes are, and a value that cannot be read is None.
+# whatever its contents, and a value that cannot be read is None.
 
 MAX_PLAIN: Final = 16 * 1024 * 1024
-"""Maximum bytes of a decompressed zstd frame, twice what the product writes. A hostile frame must not fill memory."""
+"""Maximum size of a decompressed zstd frame, twice the product's, so that a hostile frame cannot fill memory."""
 
-# Maximum number of values in a record, twice what a service accepts. A record of millions of empty lists takes seconds.
+# Maximum number of values in a record, twice a service's limit. Reading millions of empty lists would take seconds.
 _MOST_VALUES: Final = 256 * 1024
 
 _POLL_MS: Final = 500
 _STALLED_S: Final = 30.0
-# An unterminated string matches, too; otherwise each quotation mark in it would be tried, in quadratic time.
+# An unterminated string also matches; otherwise each quotation mark in it would be tried, in quadratic time.
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
@@ -109,24 +109,24 @@ class Raw(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The offsets that a partition holds, from `begin` up to but excluding `end`."""
+    """The range of offsets in a partition, from `begin` up to but excluding `end`."""
 
     begin: int
     end: int
 
 
 class Log(Protocol):
-    """Read-only access to the topics of a deployment."""
+    """Read-only access to a deployment's topics."""
 
     def spans(self, topics: Iterable[str]) -> dict[Part, Span]:
-        """Return the offsets that each partition holds now. A topic that does not exist has no partitions."""
+        """Return each partition's current range of offsets. A topic that does not exist has no partitions."""
 
     def read(self, part: Part, span: Span) -> Iterator[Raw]:
         """Yield the records of a span in offset order. Compaction may have left gaps."""
 
 
 class BrokerLog:
-    """The topics on a broker, read by a consumer without a group, so that no other reader is affected.
+    """The topics on a broker, read by a consumer without a group so that no other reader is affected.
 
     Only committed records are read.
     """
@@ -139,7 +139,7 @@ class BrokerLog:
         )
 
     def spans(self, topics: Iterable[str]) -> dict[Part, Span]:
-        """Return the offsets that each partition holds now, requested topic by topic in the order given."""
+        """Return each partition's current range of offsets, requested topic by topic in the order given."""
         found: dict[Part, Span] = {}
         for topic in topics:
             parts = [TopicPartition(topic, p) for p in sorted(self._reader.partitions_for_topic(topic) or ())]
@@ -185,7 +185,7 @@ class Plain:
         self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_PLAIN)
 
     def __call__(self, value: bytes | None) -> dict[str, Any] | None:
-        """Return the JSON object in a value, compressed or not, or None if the value is not a JSON object."""
+        """Return the JSON object in a value, which may be compressed, or None if the value is not a JSON object."""
         if not value:
             return None
         try:
@@ -202,7 +202,7 @@ class Plain:
 
 
 def _is_crowded(value: bytes) -> bool:
-    """Return whether a JSON text has too many values, judging by the commas and brackets outside its strings."""
+    """Return whether some JSON text has too many values, judging by the commas and brackets outside its strings."""
     marks = (b",", b"[", b"{")
     if sum(map(value.count, marks)) <= _MOST_VALUES:
         return False
@@ -225,12 +225,12 @@ class Facts:
     """Turns records into facts and keeps them in the ledger.
 
     Attributes:
-        queries_done: Offset of the newest Query that had a Context by the first capture, by partition.
-        contexts_done: Offset of the newest Context that had been decided by then.
-        rewards_done: Offset of the newest Reward that had been applied by then.
-        failures_done: Offset of the newest AttemptFailed that the learner's log had taken into account by then.
+        queries_done: By partition, the offset of the newest Query that had a Context by the first capture.
+        contexts_done: The offset of the newest Context that had been decided by then.
+        rewards_done: The offset of the newest Reward that had been applied by then.
+        failures_done: The offset of the newest AttemptFailed that the learner's log had taken into account by then.
         unreadable: Number of records that left no fact, by kind of topic.
-        unpriced: Number of Answers whose cost cannot be computed because the catalogue lacks their model, by model.
+        unpriced: By model, the number of Answers whose cost cannot be computed because the catalogue lacks the model.
     """
 
     def __init__(self, ledger: Ledger, catalogue: PriceList) -> None:
@@ -250,7 +250,7 @@ class Facts:
             kind: The kind of the record's topic, such as query, context or decision; see `streams.audit.run`.
             part: The record's partition.
             raw: The record.
-            early: Whether the record is before the end offsets of the first capture.
+            early: Whether the record is before the first capture's end offsets.
         """
         keyed = raw.value is None or raw.key is None or raw.key.startswith(b"\x00")
         if kind == "snapshot" or (kind in ("learner", "join") and keyed):
@@ -398,7 +398,7 @@ class Facts:
 _SORTED: Final = orjson.OPT_SORT_KEYS
 
 
-# In rows of the contextual policy, nine counts of the question (float32) follow the embedding.
+# In the contextual policy's rows, the embedding is followed by the question's nine surface counts (float32).
 _COUNTING: Final = "contextual"
 _COUNTS_BYTES: Final = 9 * 4
 
@@ -426,20 +426,20 @@ def _action(a: dict[str, Any]) -> str:
 
 
 def _boxed(r: dict[str, Any]) -> bool:
-    """Return whether a Reward's grade is for the answer's last box, compared as the default grader compares it."""
+    """Return whether a Reward grades only the answer's last box, compared in the default grader's way."""
     read, _, rule = r.get("rule", "").rpartition("/")
     by_default = rule in ("number", "text", "math-verify", "program", "too-long")
     return bool(r.get("grader")) and (rule in ("", "no-box") or (read == "box" and by_default))
 
 
 def _whole_number(text: str | None) -> int | None:
-    """Return the integer that a text states if it can be graded by comparing digits, or None."""
+    """Return the integer that some text states, if it can be graded by comparing digits, or None."""
     digits = "" if text is None else text.strip()
     return int(digits) if len(digits) <= 15 and digits.isascii() and digits.isdigit() else None
 
 
 def _objective(r: dict[str, Any]) -> bytes:
-    """Return a digest of a record's objective. Fields with their default value are left out, as on the wire."""
+    """Return a digest of a record's objective. Fields with default values are left out, as on the wire."""
     plain = {"name": None, "version": -1, "price": 0.0, "mean_cost": None, "accuracy": None}
     return _same({name: value for name, value in r["objective"].items() if plain.get(name, r) != value})
 
@@ -453,7 +453,7 @@ def _coefficients(objective: dict[str, Any]) -> tuple[float, float, float, float
 
 
 _NO_TERMS: Final = {**dict.fromkeys(PriceTerms._fields, 0.0), "factor": 1.0}
-"""Default values of the terms that a price omits."""
+"""Default values for the terms that a price omits."""
 
 
 def _scalar(r: dict[str, Any], score: float | None) -> float | None:
@@ -466,14 +466,14 @@ def _scalar(r: dict[str, Any], score: float | None) -> float | None:
 
 
 def _asked(q: dict[str, Any]) -> bytes:
-    """Return a digest of the question, its options, and the reference and grader with which its Answer is graded."""
+    """Return a digest of the question, its options, and the reference and grader used to grade its Answer."""
     names = ("role", "content", "tool_calls", "tool_call_id", "parts")
     turns = [[m.get(name) for name in names] for m in q.get("messages") or ()]
     return _same([q.get("text"), turns, q.get("options"), q.get("reference"), q.get("grader")])
 
 
 def _unable(d: dict[str, Any]) -> bool:
-    """Return whether a Decision's action lacks something that its query requires, or a requirement is not stated."""
+    """Return whether a Decision's action lacks something its query requires, or a requirement is not stated."""
     query, action, required = d["query"], d["action"], set(d.get("required", ()))
     options, turns = query.get("options") or {}, query.get("messages") or ()
     parts = {part.get("type") for turn in turns for part in turn.get("parts", ())}

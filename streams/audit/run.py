@@ -1,4 +1,4 @@
-"""The audit captures the end offsets twice, reads every topic once up to there, and accounts for every query_id.
+"""The audit captures the end offsets twice, reads every topic once up to them, and accounts for every query_id.
 
 **Why twice.** Records keep arriving while the end offsets are being read. Records before the first capture must be
 accounted for; records before the second may explain them. Every record before the first capture was written before the
@@ -23,13 +23,13 @@ from streams.settings import Settings
 from streams.topics import Topics
 
 MOST_NAMED: Final = 10_000
-"""Maximum number of discrepancies listed; any more are only counted."""
+"""Maximum number of discrepancies to list; any more are only counted."""
 
 _EVER_MS: Final = 1 << 62
 
 
 class OpenQuery(Struct, frozen=True):
-    """A query that has not ended, with what it is waiting for, its age, and the time left until its deadline."""
+    """An open query: what it is waiting for, its age, and the time left until its deadline."""
 
     query_id: str
     waits_for: str
@@ -38,7 +38,7 @@ class OpenQuery(Struct, frozen=True):
 
 
 class Report(Struct, kw_only=True):
-    """What the audit found.
+    """The audit's findings.
 
     Attributes:
         queries: Number of ids accounted for.
@@ -50,8 +50,8 @@ class Report(Struct, kw_only=True):
         overdue: Number of queries that are pending past their deadline.
         repeated: Number of harmless repeats, which at-least-once delivery allows.
         unreadable: Number of records that could not be read, by kind of topic.
-        unpriced: Number of Answers whose cost was not checked because the catalogue lacks their model, by model.
-        learner: Number of updates according to the learner's rows, and of applied rewards according to the Rewards.
+        unpriced: By model, the number of Answers whose cost was not checked because the catalogue lacks the model.
+        learner: The number of updates according to the learner's rows, and of applied rewards according to the Rewards.
         records: Number of records read.
         peak_mb: Peak resident memory of this process.
         seconds: Duration of the audit.
@@ -73,7 +73,7 @@ class Report(Struct, kw_only=True):
 
     @property
     def line(self) -> str:
-        """Return the report in one line."""
+        """Return the report as one line."""
         return (
             f"{self.queries:,} queries, {self.wrong:,} discrepancies, {self.states.get('pending', 0):,} pending "
             f"({self.overdue:,} overdue); learner: {self.learner['updates']:,} updates, "
@@ -109,8 +109,8 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
 
     Args:
         log: The deployment's topics.
-        settings: The deployment's settings, of which the prefix, the catalogue, the waits and the concurrency are used.
-        now_ms: The current time in ms since the epoch; by default, that of this machine's clock.
+        settings: The deployment's settings. The audit uses the prefix, the catalogue, the waits and the concurrency.
+        now_ms: The current time, in ms since the epoch; by default, read from this machine's clock.
 
     Raises:
         LookupError: none of the topics exists.
@@ -191,7 +191,7 @@ def _read(
 def _known(
     facts: Facts, names: dict[str, str], oldest_ms: dict[Part, int], settings: Settings
 ) -> dict[str, Any]:
-    """Return the parameters of the statements in `timeline.sql`, `checks.sql` and `summary.sql`.
+    """Return the parameters for the statements in `timeline.sql`, `checks.sql` and `summary.sql`.
 
     Records of a kind that were appended after kept_<kind> must still be there; retention may have deleted earlier ones.
     """

@@ -1,7 +1,7 @@
 -- The totals of a report, which `run.py` puts into words. The parameters are those of `checks.sql`.
 
 -- name: states
--- The number of queries in each state, with the reason for the state if there is one.
+-- The number of queries in each state, by the reason for the state if there is one.
 SELECT iif(why <> '', state || ' (' || why || ')', state) AS said, count(*) FROM State GROUP BY said;
 
 -- name: oldest
@@ -27,6 +27,6 @@ SELECT (SELECT count(*) FROM Query q JOIN Timeline t USING (query_id) WHERE t.qu
 SELECT total((learned >= 0) + (corrected >= 0)) FROM Row;
 
 -- name: applied
--- The number that should have entered, according to the Rewards or, for queries whose Rewards are gone, to the rows.
+-- The number that should have entered, according to the Rewards or, for queries whose Rewards are gone, the rows.
 SELECT total(iif(t.since_ms > :kept_reward, p.updates, (l.learned >= 0) + (l.corrected >= 0)))
 FROM Row l JOIN Applied p USING (query_id) JOIN Timeline t USING (query_id);

@@ -1,10 +1,10 @@
--- Turns the records of a deployment into one line per query, its state, and the stage that its Rewards imply for the
+-- Turns a deployment's records into one line per query, with its state and the stage that its Rewards imply for the
 -- learner's row.
 --
 -- Each statement is named by the comment above it; `checks.py` runs them in this order. Records that went to the
--- dead-letter topic have an `error` and do not count, with two exceptions: Queries, which are the question whether or
--- not a service could read them, and records that were handled all the same, as later records show. Of repeated
--- records, the first counts. Columns of Timeline such as `decision` are rowids.
+-- dead-letter topic have an `error` and are ignored, with two exceptions: Queries, which are the question whether or
+-- not a service could read them, and records that were handled anyway, as later records show. If a record is repeated,
+-- only the first is used. Timeline columns such as `decision` are rowids.
 
 -- name: by_query
 CREATE INDEX by_id_Query ON Query (query_id, part, off);
@@ -53,8 +53,8 @@ WITH Known AS (
 ), Found AS (
     SELECT
         query_id,
-        -- A Decision that went to the dead-letter topic may have been handled all the same, if the process that sent
-        -- the dead letter died before it committed and the next one read the Decision again. Then it counts.
+        -- A Decision that went to the dead-letter topic may have been handled after all, if the process that sent the
+        -- dead letter died before committing and the next one read the Decision again. In that case it is used.
         coalesce((SELECT d.rowid FROM Decision d WHERE d.query_id = Id.query_id AND d.attempt = Id.attempt AND (
             d.error IS NULL OR d.error <> 'MisplacedRecord' AND EXISTS (
                 SELECT 1 FROM Reward r WHERE r.query_id = d.query_id AND r.error IS NULL AND r.seq = d.seq))
@@ -180,9 +180,10 @@ WITH Fact AS (
 )
 -- answered and learned (why)       the query has an Answer, and its row entered the policy and is closed; if the model
 --                                  gave no text, it was learned as wrong and without its cost
--- answered, not learnable (why)    the query has an Answer, but no score, no price, or learn: false; or the client's
---                                  own bounds cut it, or it was neither scored nor graded, so only its cost was learned
--- expired                          the deadline passed before an Answer came
+-- answered, not learnable (why)    the query has an Answer, but no score, no price, or learn: false; or it was cut off
+--                                  by the client's own bounds, or neither scored nor graded, so only its cost was
+--                                  learned
+-- expired                          the deadline passed before an Answer arrived
 -- rejected (why)                   the query could not be read, or nothing could be chosen for it
 -- pending                          anything else, with what the query is waiting for, its age and its deadline
 SELECT
@@ -207,7 +208,7 @@ FROM Named;
 CREATE UNIQUE INDEX by_id_State ON State (query_id);
 
 -- name: untold
--- Rewards that say that nobody graded an Answer in time, although feedback was awaited. If the wait was cut short, only
+-- Rewards stating that nobody graded an Answer in time, although feedback was awaited. If the wait was cut short, only
 -- feedback before the Answer was in time.
 CREATE TABLE Untold AS
 SELECT r.query_id, r.ts, a.ts AS answered_ms, a.part AS answer_part, s.feedback_due_ms - a.ts AS wait_ms,
@@ -218,9 +219,8 @@ WHERE r.early AND r.error IS NULL AND r.kind = 'default' AND a.error IS NULL AND
 AND a.status <> 'cancelled' AND NOT r.bounded AND (r.own_score IS NOT NULL OR r.unscored) AND s.feedback_due_ms > a.ts;
 
 -- name: applied
--- The Rewards of a query, in the order of the log, up to the last that was applied according to its row. The first one
--- that can be learned from, or that closes the query, decides the stage; if it is provisional, the closing one may
--- correct it.
+-- A query's Rewards, in log order, up to the last one that was applied according to its row. The first one that can be
+-- learned from, or that closes the query, decides the stage; if it is provisional, the closing one may correct it.
 CREATE TABLE Applied AS
 WITH Own AS (
     SELECT
@@ -229,14 +229,14 @@ WITH Own AS (
         r.kind IN ('final', 'correction', 'default') AS closes,
         r.learn AND (r.failed OR (r.score IS NOT NULL OR r.cost_only) AND r.log_cost IS NOT NULL) AS learnable
     FROM Row l JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action
-    -- A Reward that went to the dead-letter topic is read again if the process ended before the commit, and may then be
-    -- applied. The row says so, unless it can refer to a different Reward.
+    -- A Reward that went to the dead-letter topic is read again if the process ended before committing, and may then be
+    -- applied. The row says so, unless it could refer to a different Reward.
     WHERE r.error IS NULL OR instr(l.kinds, r.kind) AND NOT EXISTS (
         SELECT 1 FROM Reward x WHERE x.query_id = r.query_id AND x.kind = r.kind AND x.seq = r.seq
         AND x.action = r.action AND x.error IS NULL AND x.off <= l.r_off)
 ), One AS (
     SELECT query_id, seq, min(off) AS off, id, kind, correct, CASE
-        -- A tenant that has taught enough teaches nothing.
+        -- A tenant that has taught enough teaches nothing more.
         WHEN NOT (learnable AND weight) THEN 'abandoned' WHEN failed THEN 'failed' WHEN cost_only THEN 'priced' WHEN closes THEN 'closed' ELSE 'learned'
     END AS stage
     FROM Own WHERE off <= r_off AND (closes OR learnable) GROUP BY query_id, seq
@@ -254,7 +254,7 @@ SELECT
         WHEN l.attempt > 1 AND EXISTS (
             SELECT 1 FROM Reward r WHERE r.query_id = l.query_id AND r.off = l.r_off AND r.attempt < l.attempt
         ) THEN 'abandoned'
-        -- A deployment may drop an answer that nobody graded.
+        -- A deployment may drop an ungraded answer.
         WHEN l.stage = 'abandoned' AND One.kind = 'default' THEN 'abandoned'
         WHEN Two.kind IS NOT NULL THEN 'closed'
         ELSE coalesce(One.stage, 'pending')
@@ -272,7 +272,7 @@ LEFT JOIN Failure f ON f.query_id = l.query_id AND f.attempt = l.attempt AND f.o
 CREATE UNIQUE INDEX by_id_Applied ON Applied (query_id, seq);
 
 -- name: change
--- Decisions and changes of the policy, in a common order.
+-- Decisions and policy changes, in a common order.
 CREATE TABLE Change AS
 SELECT seq, query_id, 'decide' AS does, (
     SELECT version FROM Decision d WHERE d.query_id = Row.query_id AND d.error IS NULL AND d.whole = Row.decision LIMIT 1

@@ -1,6 +1,6 @@
 """The command line. Each command parses its arguments, calls one function and prints the result.
 
-Exit codes are 0 for success, 1 for a refusal or failure and 2 for a usage error. A command's module is imported only
+Exit codes are 0 for success, 1 for a refusal or failure, and 2 for a usage error. A command's module is imported only
 when the command runs, because importing all of them takes seconds.
 """
 
@@ -64,7 +64,7 @@ class RefusingGroup(click.Group):
                 "the disk was full: delete the __pycache__ folder next to it"
             ) from error
         except (KeyError, IndexError, BrokenPipeError):
-            raise  # a bug of ours, or a closed pipe, as with `head`
+            raise  # a bug in our code, or a closed pipe, as with `head`
         except Exception as error:
             if not isinstance(error, _refusals()):
                 raise
@@ -138,7 +138,7 @@ def flags_of_settings(command: F) -> F:
 @flags_of_settings
 @click.pass_context
 def main(ctx: click.Context, /, **flags: Any) -> None:
-    """UniScale-Streams: choose a model and its test-time search for each query, learned online, on Kafka.
+    """UniScale-Streams: choose a model and its test-time search for each query, learning online, on Kafka.
 
     Every setting (`settings` lists them) is an environment variable UNISCALE_<NAME>, and a key of the configuration
     file. TLS and SASL: UNISCALE_SECURITY_PROTOCOL, UNISCALE_SSL_CAFILE, UNISCALE_SASL_USERNAME, …

@@ -1,4 +1,4 @@
-"""`calibrate`: measure the cost of a token on a server of your own, from its price per hour and a load."""
+"""`calibrate`: measure what a token costs on a server of your own, from its hourly price and a load test."""
 
 import asyncio
 import time
@@ -44,8 +44,8 @@ def calibrate(settings: Settings, name: str, usd_per_hour: float, at_once: int, 
     """Measure what a token of MODEL costs on a server of your own, and print its price for the catalogue.
 
     Sends the server a load of requests, half of the time with long prompts and half with long answers, and divides the
-    server's price among the tokens. The price assumes that load: with fewer requests in flight, a token costs more.
-    Run this command while nothing else uses the server.
+    server's price among the tokens. The result assumes that load: with fewer requests in flight, a token costs more.
+    Run this command while nothing else is using the server.
     """
     base = Control(settings).base
     model = base.model(name)

@@ -1,4 +1,4 @@
-"""`catalogue`: add, remove or price a model of a running deployment, and list and show its models."""
+"""`catalogue`: add, remove or price a model in a running deployment, and list and show its models."""
 
 from pathlib import Path
 
@@ -27,14 +27,14 @@ from streams.topics import Topics
 
 @click.group()
 def catalogue() -> None:
-    """Add or remove a model, or set its price, at run time, and list and show the models."""
+    """At run time, add or remove a model or set its price, and list or show the models."""
 
 
 @catalogue.command("show")
 @click.argument("name")
 @click.pass_obj
 def show_entry(settings: Settings, name: str) -> None:
-    """Print the current entry of model NAME, as a file for `catalogue add`."""
+    """Print the current entry for model NAME, as a file for `catalogue add`."""
     click.echo(entry_of(control_records.control_state(settings).catalogue.model(name)), nl=False)
 
 
@@ -71,15 +71,15 @@ def add_entry(settings: Settings, file: Path) -> None:
     """Add the model described by a YAML FILE (one entry, as in a catalogue), or replace it.
 
     Creates the topics of the model's group, whose executors load the model. For a new group, start an executor with
-    `worker executor --group GROUP`. Run this command with the deployment's settings, which determine the number of
-    partitions of new topics.
+    `worker executor --group GROUP`. Run this command with the deployment's settings, because they determine how many
+    partitions new topics get.
     """
     entry = read_yaml(file, "the entry of a model")
     if not isinstance(entry.get("name"), str):
         raise CatalogueError(
             f"{file}: not the entry of a model: write name, checkpoint, architecture, sampling, …"
         )
-    # The record states today's price, whatever release reads it later.
+    # The record states today's price, whichever release reads it later.
     record = CatalogueEntry(name=entry["name"], op="add", model=with_list_price(entry))
     before = control_records.control_state(settings)
     try:
@@ -89,8 +89,8 @@ def add_entry(settings: Settings, file: Path) -> None:
         raise CatalogueError(f"{file}: {error}") from None
     group = after.catalogue.model(record.name).group
     declared = Topics(settings).declared
-    # Settings that differ from the deployment's would create topics with a wrong partition count, and every process
-    # would end.
+    # With settings other than the deployment's, topics would be created with the wrong partition count, and every
+    # process would end.
     kafka_admin.require(settings, declared(before.catalogue.groups))
     kafka_admin.create(settings, declared(after.catalogue.groups))
     kafka_admin.require(settings, declared(after.catalogue.groups))  # topics of an existing group
@@ -135,7 +135,7 @@ def price(
 ) -> None:
     """Set the price of model NAME: a price factor (a query costs its eFLOPs times FACTOR), or prices in USD.
 
-    Takes effect with the next decision. Queries that were decided earlier keep their price.
+    Takes effect from the next decision. Queries that were decided earlier keep their price.
     """
     prices = None
     if of_input is not None and of_output is not None:

@@ -1,4 +1,4 @@
-"""The control state as commands see it, and how they write control records."""
+"""The control state as commands see it, and functions that write control records."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ def control_state(settings: Settings, note: Callable[[str], None] = _echo_note) 
 
     Args:
         settings: The deployment's settings.
-        note: Called with a message about each control record that has no effect.
+        note: Called with a message for each control record that has no effect.
     """
     base = catalogue_of(settings)
     found = ControlState.of(base, settings.queries.own_objectives(), default_objective(settings))

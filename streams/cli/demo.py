@@ -149,7 +149,7 @@ def changes_table(changes: Sequence[Change]) -> Table:
 
 
 def show_demo(summary: Mapping[str, Any], console: Console) -> None:
-    """Print the result of a run: first the gain over the baselines, then the figures."""
+    """Print a run's results: first the gain over the baselines, then the figures."""
     for comparison in summary["comparisons"]:
         console.print(sentence(comparison), style="bold")
     for each in summary["changes"]:

@@ -1,4 +1,4 @@
-"""`follow`: print the records of any topics, one per line, as they arrive or from a given time on."""
+"""`follow`: print the records on any topics, one per line, as they arrive or starting at a given time."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -17,18 +17,18 @@ from streams.settings import Settings
 # Conditions on records, such as `price.cost=1e9`. Their fields are checked before the first record is read.
 
 _ID = ("query_id",)
-"""The field that every event has, whether its record contains the id directly or in a nested record."""
+"""The field that every event has, whether its record contains the id itself or in a nested record."""
 
 
 class WrongCondition(UniscaleError):
-    """A condition names a field that the records lack, or does not have the form FIELD=VALUE."""
+    """A condition names a field that the records do not have, or is not of the form FIELD=VALUE."""
 
 
 class Condition(Struct, frozen=True):
-    """The condition that a record's field has a given value.
+    """The condition that one of a record's fields has a given value.
 
     Attributes:
-        path: The names of the enclosing fields, outermost first, then the field's name.
+        path: The names of the enclosing fields, outermost first, followed by the field's name.
         text: The value, as JSON or as text without quotation marks.
     """
 
@@ -44,7 +44,7 @@ class Condition(Struct, frozen=True):
             kinds: The kinds of records to match. Each must have the field.
 
         Raises:
-            WrongCondition: the condition does not have this form, or a kind has no such field.
+            WrongCondition: the condition is not of this form, or a kind has no such field.
         """
         field, equals, text = said.partition("=")
         if not (field and equals):
@@ -55,7 +55,7 @@ class Condition(Struct, frozen=True):
         return cls(path, text)
 
     def holds(self, event: QueryEvent) -> bool:
-        """Return whether the record of an event meets the condition."""
+        """Return whether an event's record meets the condition."""
         try:
             wanted = msgspec.json.decode(self.text)
         except msgspec.DecodeError:
@@ -78,7 +78,7 @@ def values_of(event: QueryEvent, path: tuple[str, ...]) -> Iterator[Any]:
 
 
 def check_field(kind: Kind, path: tuple[str, ...]) -> None:
-    """Raise an error if records of a kind do not have a field.
+    """Raise an error if records of some kind do not have a field.
 
     Raises:
         WrongCondition: there is no such field; the message suggests one.
@@ -89,7 +89,7 @@ def check_field(kind: Kind, path: tuple[str, ...]) -> None:
     for depth, name in enumerate(path):
         types = [each for outer in types for each in _opened(outer)]
         if any(isinstance(each, msgspec.inspect.AnyType) for each in types):
-            return  # a free-form field may hold anything
+            return  # a free-form field may contain anything
         fields = {field.encode_name: field.type for each in types for field in getattr(each, "fields", ())}
         if name not in fields:
             where = f"{kind}, field {'.'.join(path[:depth])}" if depth else kind
@@ -148,7 +148,7 @@ SHOWN: Final[dict[Kind, tuple[str, ...]]] = {
     ),
     "heartbeat": ("models", "in_flight", "stopping"),
 }
-"""The fields shown in the line for a record, by kind."""
+"""The fields shown on a record's line, by kind."""
 
 _TOPICS: Final[dict[str, Kind]] = {
     "action-decision": "decision",
@@ -203,11 +203,11 @@ def follow(
     wait: bool,
     as_json: bool,
 ) -> None:
-    """Print the records of topics, one per line, as they are appended.
+    """Print the records on topics, one per line, as they are appended.
 
     TOPIC is any of query, context, action-decision (or decision), search-step (or step), verification, answer,
     answer-chunk, feedback, reward, dead-letter, due, cancel, control, heartbeat. docs/records describes their fields.
-    Reading does not affect the services. Records of one query and topic are in order. Ctrl-C ends it.
+    Reading does not affect the services. Records of one query on one topic are in order. Press Ctrl-C to stop.
     """
     kinds = list(dict.fromkeys(_TOPICS[name] for name in topics))
     wanted = [Condition.parse(said, kinds) for said in conditions]
@@ -243,7 +243,7 @@ def _in_words(value: Any) -> str:
 
 
 def _in_a_line(text: str) -> str:
-    """Return the start of a text, with line breaks and other control characters replaced by spaces."""
+    """Return the start of some text, with line breaks and other control characters replaced by spaces."""
     short = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
     return "".join(each if each.isprintable() else " " for each in short)
 

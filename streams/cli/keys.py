@@ -1,4 +1,4 @@
-"""`keys`: the API keys of the gateway. A key is shown only once; the topics hold only its SHA-256."""
+"""`keys`: the gateway's API keys. A key is shown only once; the topics contain only its SHA-256."""
 
 import hashlib
 import secrets
@@ -30,7 +30,7 @@ _NOBODY_TEACHES = (
 
 
 class UnknownKey(UniscaleError):
-    """There is no API key with that name. `keys list` shows the names."""
+    """There is no API key with that name. `keys list` shows all names."""
 
 
 def make_key() -> tuple[str, str]:
@@ -41,7 +41,7 @@ def make_key() -> tuple[str, str]:
 
 @click.group()
 def keys() -> None:
-    """Add, revoke or list the API keys of the gateway."""
+    """Add, revoke or list the gateway's API keys."""
 
 
 @keys.command("add")

@@ -1,4 +1,4 @@
-"""Commands on what is learned: `learner` (check, repair, export or reset the log), `prior` and `verify-decisions`."""
+"""Commands for learned state: `learner` (check, repair, export or reset the log), `prior` and `verify-decisions`."""
 
 import sys
 from collections.abc import Collection, Iterator
@@ -39,7 +39,7 @@ from streams.topics import Topics
 
 R = TypeVar("R", bound=Record)
 
-# The graded decisions on the broker, as rows of `logged.jsonl`, from which `python -m streams prior` makes a prior.
+# The graded decisions on the broker, as rows of `logged.jsonl`, which `python -m streams prior` makes a prior from.
 
 
 def graded(settings: Settings, topics: Topics) -> Iterator[LoggedOutcome]:
@@ -65,7 +65,7 @@ def _decoded(settings: Settings, topic: str, kind: type[R]) -> Iterator[R]:
 
 
 def graded_row(decision: Decision, reward: Reward) -> LoggedOutcome | None:
-    """Return a decision and its outcome, or None if it has no propensity or nothing may be learned from it."""
+    """Return a decision and its outcome, or None if it has no propensity or must not be learned from."""
     if not decision.propensity or not reward.learn:
         return None
     return outcome_of(decision.query, reward, propensity=decision.propensity, features=decision.features)
@@ -80,7 +80,7 @@ class _Log:
     """The learner's log as a decider reads it at startup: the newest value of each key, in the order of writing.
 
     Attributes:
-        earlier: The previous value of each key of the changelog, if the topic still holds it.
+        earlier: The previous value of each key in the changelog, if it is still on the topic.
         offsets: The offset of the newest value, by topic and key.
     """
 
@@ -136,7 +136,7 @@ class _Log:
         )
 
     def refused(self) -> list[Refused]:
-        """Return every record because of which a decider with these settings would refuse the log."""
+        """Return every record that would make a decider with these settings refuse the log."""
         return refused(self.rows, self.snapshots, self.decider().policy.load, self._decisions)
 
     def shown(self, each: Refused) -> str:
@@ -161,7 +161,7 @@ class _Log:
 def learner() -> None:
     """Check or repair the learner's log, export it, or start over.
 
-    Run with the settings of the decider: policy, options, warm-up, seed, encoder.
+    Run with the decider's settings: policy, options, warm-up, seed, encoder.
     """
 
 
@@ -170,7 +170,7 @@ def learner() -> None:
 def check(settings: Settings) -> None:
     """Read the learner's log and snapshots, and report every record that a decider would refuse or did not write.
 
-    Exits with 1 if there is such a record. If there is none, the log is folded as a decider does when it starts.
+    Exits with 1 if there is any such record. Otherwise the log is folded, as a decider does when it starts.
     """
     log = _Log(settings)
     if found := log.refused():
@@ -196,8 +196,8 @@ def check(settings: Settings) -> None:
 def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
     """Remove exactly the records that `check` reports, so that a decider can start again.
 
-    If such a record has replaced a row that the topic still holds, the row is restored; the query of any other
-    removed row counts as ended. The rest of the log is saved as a snapshot. Refused while a decider is running. Run
+    If such a record has replaced a row that is still on the topic, the row is restored; the query of any other removed
+    row is treated as ended. The rest of the log is saved as a snapshot. Refused while a decider is running. Run
     `learner export` first to keep a copy.
     """
     log = _Log.of_stopped(settings)
@@ -233,11 +233,11 @@ def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.pass_obj
 def export(settings: Settings, folder: Path) -> None:
-    """Write the learner's rows, its state, and its outcomes to FOLDER.
+    """Write the learner's rows, state and outcomes to FOLDER.
 
-    `rows.jsonl` has the unchanged rows of the log. `state.bin` has the policy's state, if `learner check` finds nothing
-    wrong. `logged.jsonl` has the graded decisions that are still on the broker, each with its propensity, in the form
-    that `python -m streams prior` reads.
+    `rows.jsonl` contains the log's rows, unchanged. `state.bin` contains the policy's state, if `learner check` finds
+    nothing wrong. `logged.jsonl` contains the graded decisions that are still on the broker, each with its propensity,
+    in the form that `python -m streams prior` reads.
     """
     log = _Log(settings)
     folder.mkdir(parents=True, exist_ok=True)
@@ -261,8 +261,8 @@ def export(settings: Settings, folder: Path) -> None:
 def reset(settings: Settings, yes: bool) -> None:
     """Forget everything that was learned. The next decider starts from nothing, or from UNISCALE_PRIOR.
 
-    Deletes the learner's log and snapshots. Let the queries in flight end first, because nothing will be learned from
-    their rewards. Records that the decider has read are not read again. The audit does not report the deleted rows as
+    Deletes the learner's log and snapshots. Let queries in flight end first, because nothing will be learned from their
+    rewards. Records that the decider has already read are not read again. The audit does not report the deleted rows as
     missing. Refused while a decider is running.
     """
     log = _Log.of_stopped(settings)
@@ -313,7 +313,7 @@ def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:
 
 
 _SHOWN = 10
-"""Maximum number of mismatches printed; any more are only counted."""
+"""Maximum number of mismatches to print; any more are only counted."""
 
 
 @click.command("verify-decisions")
@@ -321,8 +321,8 @@ _SHOWN = 10
 def verify_decisions(settings: Settings) -> None:
     """Rebuild the policy from the learner's log and snapshots, and check every Decision against it.
 
-    Run with the settings of the live decider (policy, options, warm-up, seed, encoder). If rows have been removed
-    from the log, checking starts at the oldest snapshot. Exits with 1 if a Decision differs.
+    Run with the live decider's settings (policy, options, warm-up, seed, encoder). If rows have been removed from the
+    log, checking starts at the oldest snapshot. Exits with 1 if a Decision differs.
     """
     topics = Topics(settings)
     records = latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])
@@ -347,7 +347,7 @@ def verify_decisions(settings: Settings) -> None:
     sys.exit(1 if found else 0)
 
 
-# `prior`: make a prior, from which a learner starts, from recorded outcomes.
+# `prior`: from recorded outcomes, make a prior for a learner to start from.
 
 
 @click.command()
@@ -373,10 +373,10 @@ def verify_decisions(settings: Settings) -> None:
 )
 @click.pass_obj
 def prior(settings: Settings, log: Path, out: Path, cap: float, context: tuple[str, ...]) -> None:
-    """Make a prior from LOG, which has outcomes that `record` or `learner export` wrote, or others in the same columns.
+    """Make a prior from LOG, which contains outcomes from `record`, `learner export` or elsewhere, in the same columns.
 
     LOG is JSON lines, CSV or Parquet with text, action (model/qp/cp/bs), correct, cost and propensity, and score if
-    there is one. Run with the settings of the decider: policy, options, encoder, catalogue. Then start the decider with
+    there is one. Run with the decider's settings: policy, options, encoder, catalogue. Then start the decider with
     UNISCALE_PRIOR=FILE and an empty log.
     """
     encoder = encoder_of(settings.encoder)

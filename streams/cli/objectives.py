@@ -1,4 +1,4 @@
-"""`objective`: set, remove and list the objectives of a running deployment, and the range of its costs."""
+"""`objective`: set, remove and list a running deployment's objectives, and set its cost range."""
 
 import click
 from rich.console import Console
@@ -21,7 +21,7 @@ from streams.settings import Settings
 
 @click.group()
 def objective() -> None:
-    """Set, remove or list the objectives that queries may name."""
+    """Set, remove or list the objectives that queries can name."""
 
 
 @objective.command("set")
@@ -43,7 +43,7 @@ def set_objective(
 ) -> None:
     """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum to 1), a mean cost or an accuracy.
 
-    Takes effect with the next decision; nothing is relearned.
+    Takes effect from the next decision; nothing is relearned.
     """
     if weights and len(weights) != 3:
         raise click.UsageError("give three weights, CORRECT SCORE COST, or --mean-cost, or --accuracy")
@@ -75,7 +75,7 @@ def remove_objective(settings: Settings, name: str) -> None:
 @click.argument("high", type=float)
 @click.pass_obj
 def bounds(settings: Settings, low: float, high: float) -> None:
-    """Set the costs at which the cost term is 0 and 1, for all objectives, in the unit of the catalogue."""
+    """Set the costs that give cost terms of 0 and 1, for all objectives, in the catalogue's unit."""
     unit = catalogue_of(settings).unit
     entry = CostBoundsEntry(cost_range=CostRange(low=low, high=high, unit=unit))
     click.echo(f"bounds set, control offset {control_records.send(settings, entry)}")

@@ -119,9 +119,9 @@ def show(settings: Settings, as_json: bool) -> None:
 def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> None:
     """Read records at their ORIGINS (topic/partition/offset, as `list` prints them) and send them again.
 
-    Fix the cause first, or the record will end in the dead-letter topic again. A query whose Answer is `rejected` keeps
-    that Answer, because the first one counts; send the query under a new id instead. --all skips queries whose id is
-    taken. Exits with 1 if a topic no longer holds a record.
+    Fix the cause first, or the record will end up in the dead-letter topic again. A query whose Answer is `rejected`
+    keeps that Answer, because the first one counts; send the query under a new id instead. --all skips queries whose id
+    is taken. Exits with 1 if a record is no longer on its topic.
     """
     if bool(origins) == everything:
         raise click.UsageError("give ORIGINS, or --all")
@@ -146,7 +146,7 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
 
 
 def _newest(known: Iterable[DeadLetter]) -> list[str]:
-    """Return the origin in each record's newest dead letter, because a failed retry adds another dead letter.
+    """Return the origin from each record's newest dead letter; a failed retry adds another dead letter.
 
     Queries whose id is taken are left out, because they would fail again.
     """

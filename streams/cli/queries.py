@@ -44,8 +44,8 @@ from streams.topics import Topics
 def send_and_wait(settings: Settings, queries: Sequence[Query], pace: SendSchedule, *, wait: bool) -> int:
     """Send queries, optionally wait for their Answers, print how they ended, and return the exit code.
 
-    The exit code is 0 if all queries were sent and, with `wait`, have an Answer. It is 1 if a query has no Answer in
-    time or its id was already in use.
+    The exit code is 0 if all queries were sent and, with `wait`, answered. It is 1 if a query was not answered in time
+    or its id was already in use.
     """
     with Client(settings) as client, bars() as bar:
         sent = bar.add_task("sent", total=len(queries))
@@ -139,7 +139,7 @@ def ask(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Send one question and wait for its Answer. Exits with 0 if the Answer is `ok`, with 1 otherwise."""
+    """Send one question and wait for its Answer. Exits with 0 if the Answer is `ok`, and with 1 otherwise."""
     fields |= {"reference": list(references) if len(references) > 1 else next(iter(references), None)}
     fields |= {"grader": None if grader is None else grader_from(grader)}
     query = query_from(text, weights=_weights(weights), allowed_models=models or None, **fields)
@@ -218,7 +218,7 @@ def produce(
 ) -> None:
     """Send the questions of a JSON-lines file.
 
-    A line has `text`, `question`, `problem` or `prompt` and, if known, `reference` or `answer`; or it is a whole
+    Each line has `text`, `question`, `problem` or `prompt` and, if known, `reference` or `answer`; or it is a complete
     Query record. All lines are validated before the first is sent.
     """
     queries = list(read_questions(file))
@@ -284,11 +284,11 @@ def feedback(settings: Settings, query_id: str, correct: str, source: str) -> No
     click.echo(f"{query_id}: {grade:g} by {source}", err=True)
 
 
-# `explain QUERY_ID`: why this action was chosen, with every step, score, pruned path and part of the cost.
+# `explain QUERY_ID`: why this action was chosen, with every step, score, pruned path and cost component.
 
 # Maximum number of drafts shown by default.
 _DRAFTS = 40
-# Maximum number of pruned paths explained per step.
+# Maximum number of pruned paths to explain per step.
 _PRUNED = 8
 # Compact tables, for terminals of 80 columns.
 _NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
@@ -325,7 +325,7 @@ def explain(settings: Settings, query_id: str, drafts: bool, as_json: bool) -> N
         plain = [msgspec.to_builtins(r) for r in records]
         click.echo(orjson.dumps(plain, option=orjson.OPT_INDENT_2).decode())
         return
-    # Texts of models and clients are printed verbatim, without interpreting markup.
+    # Text from models and clients is printed verbatim, without interpreting markup.
     console = Console(markup=False, highlight=False)
     console.print(query_id, style="bold", end=": ")
     console.print(timeline.query.question[:500] if timeline.query else "the Query itself is not on record")
@@ -346,7 +346,7 @@ def explain(settings: Settings, query_id: str, drafts: bool, as_json: bool) -> N
 
 
 def _earlier(console: Console, decision: Decision) -> None:
-    """Print each failed attempt before the one that counts: its action, why it failed, and what it cost."""
+    """Print each failed attempt before the final one: its action, why it failed, and its cost."""
     unit = UNITS[decision.objective.cost_range.unit]
     for each in decision.earlier:
         whose = ", ".join(part for part in (each.fault, each.cause) if part) or "nobody's fault"
@@ -455,7 +455,7 @@ def _steps(steps: Sequence[StepExplained]) -> Table:
 
 
 def _early_exit(console: Console, answer: Answer, steps: Sequence[StepExplained]) -> None:
-    """Print why each path was pruned: the score that it could still reach, and the score that it had to beat."""
+    """Print why each path was pruned: the score it could still have reached, and the score it had to beat."""
     eta = answer.limits.eta if answer.limits is not None else 1.0
     for step in steps:
         pruned = [draft for draft in step.drafts if draft.fate == "early_exit"]
@@ -535,7 +535,7 @@ def _times(console: Console, timeline: Timeline) -> None:
 
 
 def _spent(spent: Spent, total_s: float) -> Table:
-    """Return a table of where the time went between the append of the Query and that of the Answer."""
+    """Return a table of where the time went between appending the Query and appending the Answer."""
     seconds = {name.removesuffix("_s"): s for name, s in msgspec.structs.asdict(spent).items()}
     seconds |= {"between services": max(0.0, total_s - spent.total_s), "in all": total_s}
     table = Table("component", "ms", "%", title="where the time went")
@@ -659,7 +659,7 @@ def _recorded(settings: Settings, since_ms: int, until_ms: int) -> Generator[Rec
 
 
 _MOST_SEEN = 1_000_000
-"""Maximum number of ids kept to recognise queries that were sent twice."""
+"""Maximum number of ids to keep for recognising queries that were sent twice."""
 
 
 COMMANDS = [ask, produce, answers, feedback, explain, replay]

@@ -1,4 +1,4 @@
-"""`record`: run every configuration on a file of questions and write the outcomes, from which `prior` makes a prior."""
+"""`record`: run every configuration on a file of questions and write the outcomes, for `prior` to make a prior from."""
 
 import sys
 import uuid
@@ -57,10 +57,10 @@ def record(
     max_cost: float | None,
     at_once: int,
 ) -> None:
-    """Run configurations on the questions of FILE through a running deployment, and write what each achieved and cost.
+    """Run configurations on the questions in FILE, on a running deployment, and write what each achieved and cost.
 
-    FILE has JSON lines as for `produce`, each with a `reference`. The learner learns nothing from these queries. To
-    resume after a stop, run the same command. `python -m streams prior OUT` makes a prior from the outcomes.
+    FILE contains JSON lines as for `produce`, each with a `reference`. The learner learns nothing from these queries.
+    To resume an interrupted run, repeat the command. `python -m streams prior OUT` makes a prior from the outcomes.
     """
     if out.suffix != ".jsonl":
         raise click.BadParameter(
@@ -92,7 +92,7 @@ def _recorded(
     at_once: int,
     max_cost: float | None,
 ) -> int:
-    """Run searches in groups and append their outcomes. Return the exit code, which is 1 if some have no outcome."""
+    """Run searches in groups and append their outcomes. Return the exit code, which is 1 if any has no outcome."""
     run, spent, unit, ended = uuid.uuid4().hex[:8], 0.0, "", 0
     lost: Counter[str] = Counter()
     out.parent.mkdir(parents=True, exist_ok=True)

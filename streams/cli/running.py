@@ -173,13 +173,13 @@ def broker_command(settings: Settings, kind: str, port: int, data: Path) -> None
 
 
 def declared(settings: Settings, groups: tuple[str, ...] = ()) -> list[Topic]:
-    """Return the topics of the deployment, for the catalogue's groups and any further groups."""
+    """Return the deployment's topics, for the catalogue's groups and any further groups."""
     return Topics(settings).declared([*load_catalogue(Path(settings.catalogue)).groups, *groups])
 
 
 @click.group()
 def topics() -> None:
-    """Create, check or list the topics of this deployment."""
+    """Create, check or list this deployment's topics."""
 
 
 _group = click.option(
@@ -204,7 +204,7 @@ def create(settings: Settings, groups: tuple[str, ...]) -> None:
 @_group
 @click.pass_obj
 def check(settings: Settings, groups: tuple[str, ...]) -> None:
-    """Compare partitions, retention, compaction and record size with the declarations; exits with 1 on a difference."""
+    """Compare partitions, retention, compaction and record size with the declarations; exits with 1 if any differs."""
     page = declared(settings, groups)
     for note in kafka_admin.require(settings, page):
         click.echo(f"note: {note}")

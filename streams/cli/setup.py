@@ -26,13 +26,13 @@ from streams.setup.starter import FILL_IN, Kind, Source, starter, unfilled
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# `init`: write one commented file from the servers given.
+# `init`: write one commented file for the servers given.
 
 KEY_ENV: Final = {"openai": "OPENAI_API_KEY", "litellm": "LITELLM_API_KEY"}
-"""Environment variable, if set, that holds the API key of a server for which no variable is named."""
+"""The environment variable containing a server's API key if no variable is named and this one is set."""
 
 MOST_MODELS: Final = 12
-"""Maximum number of models of a server if none are named. Hosted APIs list dozens, most of which cannot chat."""
+"""Maximum number of models to use from a server if none are named. Hosted APIs list dozens, most unable to chat."""
 
 _PATIENCE_S: Final = 20.0
 
@@ -42,7 +42,7 @@ class SetupRefused(UniscaleError):
 
 
 class _Asked(Struct, frozen=True):
-    """A server as the command line names it: `URL[,KEY_ENV]`."""
+    """A server as named on the command line: `URL[,KEY_ENV]`."""
 
     kind: Kind
     url: str
@@ -54,7 +54,7 @@ class _Asked(Struct, frozen=True):
 
     @classmethod
     def read(cls, kind: Kind, text: str) -> "_Asked":
-        """Return the server that an option's value names.
+        """Return the server named by an option's value.
 
         Raises:
             SetupRefused: the value is not an address, or names a variable that is not set.
@@ -102,9 +102,9 @@ def init(
 ) -> None:
     """Write one commented configuration file that serves the models of your servers.
 
-    Reads /v1/models of each server, and /model/info of LiteLLM's proxy. KEY_ENV names the environment variable that
-    holds the server's API key, by default OPENAI_API_KEY or LITELLM_API_KEY if it is set; the key of a vLLM server is
-    UNISCALE_ENGINE_KEY. Values that no server states, such as some prices, are assumed, and their lines are marked
+    Reads /v1/models on each server, and /model/info on LiteLLM's proxy. KEY_ENV names the environment variable
+    containing the server's API key, by default OPENAI_API_KEY or LITELLM_API_KEY if it is set; a vLLM server's key is
+    in UNISCALE_ENGINE_KEY. Values that no server states, such as some prices, are assumed, and their lines are marked
     FILL IN.
     """
     asked = [_Asked.read(kind, text) for kind in ("vllm", "openai", "litellm") for text in given[kind]]
@@ -152,7 +152,7 @@ async def _source(asked: _Asked, settings: Settings, wanted: tuple[str, ...]) ->
 
 
 def _listed_price(model: Listed, url: str) -> Listed:
-    """Return a model with its list price, or unchanged if that is unknown."""
+    """Return a model with its list price, or unchanged if the price is unknown."""
     try:
         return msgspec.structs.replace(model, price=list_price(url, model.id), priced_by=SOURCE)
     except InvalidField:
@@ -201,8 +201,8 @@ def _chosen(asked: _Asked, found: list[Listed], wanted: tuple[str, ...]) -> list
 def check(context: click.Context, file: Path | None) -> None:
     """Look for mistakes in FILE, a configuration (uniscale.yaml) or a catalogue, before `up` runs into them.
 
-    Requests one token from every server with the parameters of its entry, and checks contexts, prices, units, prior and
-    topics. Prints what it found and what to do. Exits with 1 if anything would fail.
+    Requests one token from every server with its entry's parameters, and checks contexts, prices, units, the prior and
+    the topics. Prints what it found and what to do. Exits with 1 if anything would fail.
     """
     from streams.setup.checking import Finding, findings_of  # imports numpy and the services
 
@@ -224,7 +224,7 @@ def check(context: click.Context, file: Path | None) -> None:
 
 
 def _settings(context: click.Context, file: Path | None) -> Settings:
-    """Return the settings with FILE as configuration or catalogue; without FILE, those of the command line."""
+    """Return the settings with FILE as the configuration or catalogue, or the command line's settings without FILE."""
     assert context.parent is not None
     if file is None:
         settings: Settings = context.obj

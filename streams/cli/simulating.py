@@ -1,4 +1,4 @@
-"""`simulate`: run random histories with faults in memory and check that every query is accounted for in the end."""
+"""`simulate`: run random histories with faults in memory, and check that every query is finally accounted for."""
 
 import sys
 import time
@@ -26,7 +26,7 @@ def simulate_command(
 
     At the end of each history, everything is restarted, drained, audited and folded again. The same seeds print the
     same bytes; timings, the table of faults, and failures go to standard error. Exits with 1 if a history fails, or if
-    models that should not be chosen get more than a tenth of the last choices of all histories together.
+    models that should not be chosen get more than a tenth of the last choices across all histories.
     """
     began_s = time.monotonic()
     first, last = seeds_of(seeds)

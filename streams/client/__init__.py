@@ -7,8 +7,8 @@
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
 
-`client` contains the Client and the progress of the queries it sends; `replay`, send schedules and replays of recorded
-traffic; `events`, the iterator over live records and the reader of a finished run's log; and `questions`, the reader of
+`client` contains the Client and tracks the progress of the queries it sends; `replay` contains send schedules and
+replays of recorded traffic; `events` iterates over live records and reads a finished run's log; and `questions` reads
 question files.
 """
 

@@ -24,19 +24,19 @@ from streams.settings import Settings
 from streams.timeline import Timeline
 from streams.topics import Topics
 
-# A set of queries: which were sent, answered and rewarded, and how each ended.
+# A set of queries: which ones were sent, answered and rewarded, and how each ended.
 
 
 class SentQueries:
-    """Progress and outcome of queries that a Client has sent and waits for.
+    """Progress and outcome of the queries that a Client has sent and is waiting for.
 
     Answers are matched by key and decoded only when `answers` is read, so waiting costs next to nothing.
 
     Attributes:
         total: Number of queries.
         sent: Number passed to the producer so far.
-        taken: Ids that were already used: the earlier query keeps its Answer, and this one was dropped.
-        rewards: Closing Reward by query_id; filled only if the Client waits for rewards.
+        taken: Ids that were already in use: the earlier query keeps its Answer, and this one was dropped.
+        rewards: The closing Reward by query_id; filled only if the Client waits for rewards.
         wall_s: Seconds from the first send until the last expected record arrived or waiting ended.
     """
 
@@ -63,7 +63,7 @@ class SentQueries:
 
     @property
     def missing(self) -> list[str]:
-        """Ids without an Answer, in the order in which they were sent."""
+        """Ids without an Answer, in the order they were sent."""
         return [query_id for query_id in self._ids if query_id.encode() in self._waiting]
 
     @property
@@ -73,7 +73,7 @@ class SentQueries:
 
     @property
     def ends(self) -> Mapping[str, int]:
-        """Number of queries by how they ended: the status of their Answer, or `id taken`."""
+        """The number of queries that ended in each way: with an Answer of some status, or as `id taken`."""
         counts = Counter(answer.status for answer in self.answers.values())
         return {**dict(counts.most_common()), **({"id taken": len(self.taken)} if self.taken else {})}
 
@@ -103,7 +103,7 @@ class SentQueries:
         self.wall_s = self.waited_s
 
     def take(self, topics: Topics, raw: ConsumerRecord) -> None:
-        """Record what a raw record of the topics `answer`, `dead-letter` or `reward` says about these queries."""
+        """Record what a raw record from the topics `answer`, `dead-letter` or `reward` says about these queries."""
         if kind_of(topics, raw.topic) == "answer":
             if (query_id := self._waiting.pop(raw.key or b"", None)) is not None:  # the first Answer counts
                 self._raw[query_id] = raw.value or b""
@@ -146,27 +146,27 @@ _MOST_SEEN = 1_000_000
 
 
 class NoAnswer(UniscaleError):
-    """A query got no Answer in time. Check on the page, or with each `/health/ready`, that the services are running."""
+    """A query got no Answer in time. Check that the services are running, on the page or with each `/health/ready`."""
 
 
 class IdTaken(UniscaleError):
-    """A query was sent under an id that was already used; the first query keeps its Answer."""
+    """A query was sent under an id that was already in use; the first query keeps its Answer."""
 
 
 class Client:
     """Connection to a UniScale-Streams deployment.
 
     A Client only produces and reads records, as any Kafka client could; it needs no access to the services or to
-    the models. Use it as a context manager, or call `close`. Sending and feedback are safe from several
-    threads; `ask` and `ask_all` run one at a time, and each follower belongs to the thread that reads it.
+    the models. Use it as a context manager, or call `close`. Queries and feedback may be sent from several threads;
+    `ask` and `ask_all` run one at a time, and each follower belongs to the thread that reads it.
 
     Args:
         settings: The deployment: address, prefix, TLS and SASL. `Settings.from_env(os.environ)` reads the
             environment; the default is a broker on this machine.
 
     Raises:
-        BrokerUnreachable: on first use, when no broker answers.
-        UnknownTopic: on first use, when the deployment's topics do not exist.
+        BrokerUnreachable: on first use, if no broker answers.
+        UnknownTopic: on first use, if the deployment's topics do not exist.
 
     Example:
         with Client(Settings(kafka=KafkaSettings(bootstrap="127.0.0.1:9092"))) as client:
@@ -192,7 +192,7 @@ class Client:
         """Send queries in order and return when the broker has stored all of them.
 
         Args:
-            queries: What to send. Every record is encoded before the first is sent.
+            queries: The queries to send. All of them are encoded before the first is sent.
             pace: When each is due; the default sends as fast as the broker accepts them.
             progress: Called with the number sent so far.
 
@@ -213,15 +213,15 @@ class Client:
         """Send one question and return its Answer, whatever its status.
 
         Args:
-            question: The text, or a whole Query.
-            timeout_s: Seconds until the query expires; the default is the query's own or the deployment's.
+            question: The text, or a complete Query.
+            timeout_s: Seconds until the query expires; the default is the query's own timeout, or the deployment's.
             progress: Called about three times a second while waiting.
-            **fields: Further fields of the Query, for instance `reference="7"`, `grader="exact"` or
+            **fields: Other fields of the Query, for instance `reference="7"`, `grader="exact"` or
                 `objective="quality-priority"`.
 
         Raises:
             NoAnswer: no Answer had arrived one minute after the query's deadline.
-            IdTaken: the Query's id was already used.
+            IdTaken: the Query's id was already in use.
             InvalidField: a field is invalid; the message names it.
         """
         query = query_from(question, timeout_s=timeout_s, **fields)
@@ -246,16 +246,16 @@ class Client:
         """Send queries and wait until each has its Answer.
 
         Args:
-            queries: What to send; every id must be different.
+            queries: The queries to send; every id must be different.
             pace: When each is due; the default sends as fast as the broker accepts them.
-            rewards: Also wait until every query has its closing Reward. Waiting ends early when every query is answered
+            rewards: Also wait until every query has its closing Reward. Waiting ends early if every query is answered
                 and no Reward has arrived for 10 s, because the remaining rewards are then waiting for feedback.
             timeout_s: Seconds to wait after the last send; the default is the longest deadline among the queries, plus
                 one minute.
             progress: Called with the current state while sending and waiting.
 
         Returns:
-            The outcome of each query. A query without an Answer raises nothing: see `SentQueries.missing`.
+            The outcome of each query. No error is raised for a query without an Answer; see `SentQueries.missing`.
 
         Raises:
             RecordTooLarge: a query does not fit into a record; nothing has been sent.
@@ -297,7 +297,7 @@ class Client:
         Args:
             replay: The queries; it also receives the outcomes.
             wait: After sending, also wait for open queries: for Answers until none has arrived for the longest timeout
-                plus a minute, for Rewards until none has arrived for 10 s (the others are waiting for feedback).
+                plus a minute, and for Rewards until none has arrived for 10 s (the rest are waiting for feedback).
             progress: Called with the current state, about three times a second.
 
         Raises:
@@ -332,12 +332,12 @@ class Client:
                     return
 
     def answers(self, *, everything: bool = False, follow: bool = True) -> Iterator[Answer]:
-        """Yield the first Answer of each query, which is the one that counts.
+        """Yield the first Answer to each query, which is the one that counts.
 
         Repeated Answers are recognised for the latest million queries.
 
         Args:
-            everything: Start with the oldest Answer still kept, instead of from now on.
+            everything: Start with the oldest Answer still available, rather than with new ones.
             follow: Continue forever; False stops at the current end of the topic.
         """
         seen: OrderedDict[str, None] = OrderedDict()
@@ -363,8 +363,8 @@ class Client:
         Args:
             query_id: The query's id.
             correct: True, False, or a grade from 0 to 1.
-            graded_by: Kind of source: a person, a judge, or your own reference.
-            source: Name of the source.
+            graded_by: The kind of source: a person, a judge, or your own reference.
+            source: The name of the source.
             **metadata: Anything to store with the feedback.
 
         Raises:
@@ -376,7 +376,7 @@ class Client:
         self._produce(self.topics.feedback, record.query_id.encode(), encode(record)).get(timeout=_SEND_S)
 
     def steer(self, record: ControlRecord) -> int:
-        """Write a control record, which every process applies; return its offset, the version of the change.
+        """Write a control record, which every process applies; return its offset, which is the change's version.
 
         Args:
             record: The change: a price factor, an objective, a model.
@@ -405,18 +405,18 @@ class Client:
         everything: bool = False,
         since_ms: int | None = None,
     ) -> EventFollower:
-        """Return an iterator over the records of some kinds, from now on.
+        """Return an iterator over new records of some kinds.
 
         Args:
             *kinds: For instance `"decision"`, `"step"`, `"answer"`, `"reward"`.
             groups: The executor groups, needed for `verification` and `cancel` only.
-            everything: Begin with the oldest record still kept.
+            everything: Begin with the oldest record still available.
             since_ms: Begin with the first record appended at or after this time, in ms since the epoch.
         """
         return EventFollower(self.settings, kinds, groups=groups, everything=everything, since_ms=since_ms)
 
     def close(self) -> None:
-        """Close the connections. Everything sent has been stored by then."""
+        """Close the connections, once everything sent has been stored."""
         with self._opening:
             for connection in (self._producer, self._log):
                 if connection is not None:

@@ -43,7 +43,7 @@ Kind = OfQueries | Literal["answer-chunk", "due", "cancel", "control", "heartbea
 """The kinds of records."""
 
 KINDS: tuple[OfQueries, ...] = get_args(OfQueries)
-"""The kinds that concern one query, in the order of its life."""
+"""The kinds that concern one query, in chronological order."""
 
 RECORDS: dict[Kind, Any] = {
     "query": Query,
@@ -62,21 +62,21 @@ RECORDS: dict[Kind, Any] = {
     "control": ControlRecord,
     "heartbeat": Heartbeat,
 }
-"""The record class of each kind; `control` has five classes."""
+"""The record class for each kind; `control` has five classes."""
 
 _GROUPED: tuple[Kind, ...] = ("verification", "cancel")
-"""The kinds with one topic for each executor group."""
+"""The kinds with one topic per executor group."""
 
 
 class QueryEvent(Struct, frozen=True, kw_only=True):
     """One decoded record.
 
     Attributes:
-        kind: Kind of the record.
-        query_id: The query that it concerns; empty if there is none, or for a dead letter whose query cannot be read.
+        kind: The kind of record.
+        query_id: The query it concerns; empty if there is none, or for a dead letter whose query cannot be read.
         record: The decoded record: an Answer for kind `answer`, and so on.
         at_ms: When the broker appended it, in milliseconds since the epoch.
-        bytes: Size of its value on the wire.
+        bytes: The size of its value on the wire.
     """
 
     kind: Kind
@@ -87,7 +87,7 @@ class QueryEvent(Struct, frozen=True, kw_only=True):
 
 
 def topic_names(topics: Topics, kinds: Iterable[Kind], groups: Iterable[str] = ()) -> list[str]:
-    """Return the topics that hold records of some kinds.
+    """Return the topics containing records of some kinds.
 
     Args:
         topics: The deployment's topics.
@@ -103,7 +103,7 @@ def topic_names(topics: Topics, kinds: Iterable[Kind], groups: Iterable[str] = (
 
 @lru_cache(maxsize=512)
 def kind_of(topics: Topics, name: str) -> Kind | None:
-    """Return the kind of the records of a topic; None for a topic that does not concern clients."""
+    """Return the kind of records on a topic; None for a topic that does not concern clients."""
     grouped = (kind for kind in _GROUPED if name.startswith(_of_group(topics, kind, "")))
     return next(grouped, _plain(topics).get(name))
 
@@ -155,7 +155,7 @@ log = logging.getLogger("streams.client")
 
 
 class EventFollower:
-    """Iterator over the records of some kinds, from now on.
+    """Iterator over new records of some kinds.
 
     It has no consumer group, so it does not affect the services, and every follower sees every record. Records
     of one query and kind arrive in order; across kinds, the order is that of the broker's responses. A record that
@@ -163,9 +163,9 @@ class EventFollower:
 
     Args:
         settings: The deployment.
-        kinds: What to follow, for instance `("decision", "step", "answer")`.
+        kinds: The kinds to follow, for instance `("decision", "step", "answer")`.
         groups: The executor groups, needed for `verification` and `cancel` only.
-        everything: Start with the oldest record still kept.
+        everything: Start with the oldest record still available.
         since_ms: Start with the first record appended at or after this time, in ms since the epoch on the broker's
             clock.
 
@@ -230,9 +230,9 @@ class EventFollower:
         self.close()
 
 
-# The log of a run, read back: every record of every query, in order, with its append time.
+# A run's log, read back: every record of every query, in order, with its append time.
 #
-# The summaries of a run (demo, explain, tests) are computed from here and from nothing else.
+# The summaries of a run (demo, explain, tests) are computed from this and nothing else.
 
 
 @dataclass
@@ -249,7 +249,7 @@ class Timelines:
         return self.by_id.setdefault(query_id, Timeline(query_id))
 
     def add(self, topics: Topics, raw: ConsumerRecord, about: str | None = None) -> None:
-        """Add one raw record of any topic; with `about`, only if it concerns that query."""
+        """Add one raw record from any topic; with `about`, only if it concerns that query."""
         if about is not None and not _concerns(topics, raw, about.encode()):
             return
         try:
@@ -276,7 +276,7 @@ def read_timelines(settings: Settings, groups: Iterable[str], about: str | None 
     Args:
         settings: The deployment.
         groups: Its executor groups.
-        about: A query_id, to read only its records; the others are skipped without being decoded.
+        about: A query_id whose records alone are to be read; the others are skipped without being decoded.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -298,7 +298,7 @@ def executor_groups(settings: Settings) -> list[str]:
 
 
 def _concerns(topics: Topics, raw: ConsumerRecord, query_id: bytes) -> bool:
-    """Return whether a record may concern a query: by its key, or by its value on topics keyed otherwise.
+    """Return whether a record may concern a query, by its key or, on topics with other keys, by its value.
 
     A client may send a Query under any key.
     """

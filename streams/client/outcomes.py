@@ -1,4 +1,4 @@
-"""Recording the outcome of every configuration on a user's own questions, to make a prior from."""
+"""Records the outcome of every configuration on a user's own questions, to make a prior from."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,14 +17,14 @@ from streams.client.recorded import rows_of
 def cells(
     questions: Sequence[Query], actions: Sequence[Action], done: Iterable[LoggedOutcome]
 ) -> Iterator[tuple[Query, Action]]:
-    """Yield each question with each configuration that has no outcome yet, question by question."""
+    """Yield each question with every configuration it has no outcome for yet, question by question."""
     known = {(each.question_id, each.action) for each in done}
     for question in questions:
         yield from ((question, each) for each in actions if (question.query_id, each.id) not in known)
 
 
 def pinned(question: Query, action: Action, query_id: str) -> Query:
-    """Return the query that runs one configuration on a question, without learning or waiting for feedback."""
+    """Return a query that runs one configuration on a question, without learning or waiting for feedback."""
     return replace(question, query_id=query_id, pin_action=action.id, learn=False, feedback_wait_s=0.0)
 
 
@@ -36,7 +36,7 @@ def outcome_of(
     question_id: str = "",
     features: tuple[str, ...] = (),
 ) -> LoggedOutcome | None:
-    """Return the outcome that a Reward reports; None if its correctness or cost is unknown, or if the query failed.
+    """Return the outcome reported by a Reward; None if its correctness or cost is unknown, or if the query failed.
 
     A failed model's cost says nothing about the cost of an answer, so a prior must not learn from it.
     """
@@ -64,7 +64,7 @@ def read_outcomes(path: Path, context: Sequence[str] = ()) -> Iterator[LoggedOut
 
     Args:
         path: The file.
-        context: Columns that contain categories of the request.
+        context: The columns that contain the request's categories.
 
     Raises:
         LogError: a row is not an outcome; the message names the row and the field.

@@ -1,8 +1,8 @@
-"""Questions from a file: one JSON object per line, in any of the usual shapes, as Query records.
+"""Reads questions from a file, with one JSON object per line in any of the usual shapes, as Query records.
 
 A line may already be a Query (`query_id`, `text` or `messages`, …), or have the text in `question`, `problem` or
-`prompt` and the right answer in `reference`, `answer` or `solution`. Of a GSM8K-style solution, only the part after the
-last `####` is used.
+`prompt` and the right answer in `reference`, `answer` or `solution`. Only the part after the last `####` of a
+GSM8K-style solution is used.
 """
 
 import codecs
@@ -32,11 +32,11 @@ QUESTION_FIELDS = frozenset(
 
 
 class QuestionError(UniscaleError):
-    """A line of a question file is not a question; the message names the file, line and field."""
+    """A line in a question file is not a valid question; the message names the file, line and field."""
 
 
 def read_questions(path: Path) -> Iterator[Query]:
-    """Yield the queries of a file, in order. A query without an id gets the file's name and its line number.
+    """Yield the queries in a file, in order. The id of a query without one is the file's name and the line number.
 
     Args:
         path: A file of JSON lines.
@@ -47,14 +47,14 @@ def read_questions(path: Path) -> Iterator[Query]:
     """
     # Keep only characters allowed in an id, and leave room for a line number and the name of a run.
     name = re.sub(r"[^!-~]+", "-", path.stem)[:140]
-    if name != path.stem:  # the name of a different file may map to the same text
+    if name != path.stem:  # a different file's name may map to the same text
         name += "-" + hashlib.sha256(path.stem.encode(errors="surrogateescape")).hexdigest()[:8]
     for number, where, entry in json_lines(path):
         yield query_of(entry, where=where, default_id=f"{name}-{number}")
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield the objects of a file of JSON lines, each with its line number and its location for error messages.
+    """Yield the objects in a file of JSON lines, each with its line number and its location for error messages.
 
     Raises:
         QuestionError: a line is not a JSON object; the message names it.
@@ -76,7 +76,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
-    """Return the query that a line describes.
+    """Return the query described by a line.
 
     Raises:
         QuestionError: the line is not a valid question; the message names the line and the field.
@@ -103,7 +103,7 @@ def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
 
 
 def grader_from(text: str) -> NamedGrader:
-    """Return the grader that a text names, or describes as a JSON object.
+    """Return the grader that some text names, or describes as a JSON object.
 
     Raises:
         QuestionError: the object is not a grader; the message names the field.
@@ -124,8 +124,8 @@ def grader_from(text: str) -> NamedGrader:
 def renamed(queries: Iterable[Query], run: str) -> Iterator[Query]:
     """Yield the queries with new ids that start with the run's name, so that replays and originals never mix.
 
-    The gateway's metadata is removed: a replay is not charged to the original API key. Metadata without room for the
-    old id is removed too.
+    The gateway's metadata is removed, so that a replay is not charged to the original API key. Metadata that leaves no
+    room for the old id is removed too.
     """
     for query in queries:
         query_id = f"{run}:{query.query_id}"
@@ -143,11 +143,11 @@ def _final(answer: str) -> str:
 
 
 def query_from(question: str | Query, *, prefix: str = "ask", **fields: Any) -> Query:
-    """Return a Query with a new id from a text, or an existing Query with some fields replaced.
+    """Return a Query with a new id for some text, or an existing Query with some fields replaced.
 
     Args:
-        question: The text, or a whole Query.
-        prefix: Start of a new id.
+        question: The text, or a complete Query.
+        prefix: What a new id starts with.
         **fields: Fields of the Query; None leaves a field as it is. A grader may be a mapping.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Recorded traffic from a file: queries with the times at which they were sent, row by row, in constant memory.
+"""Reads recorded traffic from a file: queries and the times they were sent, row by row, in constant memory.
 
 A row is a question in a form that `questions.py` reads, with a `timestamp`: seconds or milliseconds since the epoch, or
-ISO 8601 (UTC if it has no time zone). Each format has its own function that yields rows (`_FORMATS`); everything else
-is shared.
+ISO 8601 (UTC if it has no time zone). Each format has its own function to yield rows (`_FORMATS`); everything else is
+shared.
 """
 
 import csv
@@ -25,11 +25,11 @@ _FIRST_MS = 1e11  # as seconds, the year 5138; as milliseconds, 1973
 _ROWS = 1000
 
 Row = tuple[str, Mapping[str, Any]]
-"""Location of a row, for error messages, and its non-empty fields."""
+"""A row's location, for error messages, and its non-empty fields."""
 
 
 class Recorded(NamedTuple):
-    """A query, and when it was sent, in seconds since the epoch."""
+    """A query and the time it was sent, in seconds since the epoch."""
 
     at_s: float
     query: Query
@@ -63,7 +63,7 @@ def read_recorded(path: Path) -> Generator[Recorded, None, None]:
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file of JSON lines, CSV or Parquet.
+    """Yield the rows in a file of JSON lines, CSV or Parquet.
 
     Raises:
         QuestionError: the file has an unsupported format, or a row cannot be read; the message names it.
@@ -101,7 +101,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file with a header. Fields that are not text in a Query, such as `messages`, are JSON."""
+    """Yield the rows of a CSV file with a header. Fields that are not text in a Query, such as `messages`, are JSON."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, restkey="", strict=True)
         try:

@@ -1,4 +1,4 @@
-"""A replay: when each recorded query is due, which queries are open, and their outcomes. Uses no broker or clock."""
+"""A replay: when each recorded query is due, which queries are open, and their outcomes. Needs no broker or clock."""
 
 import math
 from collections import Counter, defaultdict
@@ -16,10 +16,10 @@ from streams.client.questions import renamed
 from streams.client.recorded import Recorded
 
 OPEN = 10_000
-"""Maximum queries without an Answer. At this limit the replay waits for the deployment, which bounds its memory."""
+"""Maximum number of unanswered queries. At this limit the replay waits for the deployment, to bound its memory."""
 
 _EXACT_S = 1e-6
-"""Larger than the rounding error of a sum of floats."""
+"""Larger than the rounding error when summing floats."""
 
 
 class SendSchedule(Struct, frozen=True):
@@ -27,7 +27,7 @@ class SendSchedule(Struct, frozen=True):
 
     Attributes:
         per_s: Queries per second; 0 sends as fast as the broker accepts them. None keeps the recorded times, if any.
-        speed: Speed-up over the recorded times.
+        speed: Speed-up relative to the recorded times.
 
     >>> SendSchedule(2.0).due_s(3), SendSchedule(speed=10.0).due_s(3, 20.0)
     (1.5, 2.0)
@@ -48,15 +48,15 @@ class Replay:
 
     Args:
         recorded: The recorded queries, in chronological order.
-        run: Prefix of every id.
-        pace: How fast they are sent.
+        run: The prefix for every id.
+        pace: How fast to send them.
         learn: Whether the learner may learn from those that allow it.
 
     Attributes:
         sent: Number of queries sent.
-        ends: Number of queries by the status of their Answer, or `id taken`.
-        longest_s: The longest `timeout_s` of the queries sent.
-        behind_s: How late the latest query was sent, in seconds.
+        ends: Number of queries by their Answer's status, or by `id taken`.
+        longest_s: The longest `timeout_s` among the queries sent.
+        behind_s: How late the most recent query was sent, in seconds.
         costs: The costs of closed queries, summed by unit.
         priced, graded: How many closed queries have a cost, and how many have a grade.
         correct: The sum of the grades.
@@ -77,7 +77,7 @@ class Replay:
         self._unclosed: set[str] = set()
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until a query is due: infinity if none is left, or too many have no Answer.
+        """Return the seconds until a query is due: infinity if none is left, or too many are unanswered.
 
         Args:
             now_s: Seconds since the replay started.
@@ -108,12 +108,12 @@ class Replay:
 
     @property
     def unanswered(self) -> int:
-        """How many queries that were sent have no Answer yet."""
+        """How many of the queries sent have no Answer yet."""
         return len(self._unanswered)
 
     @property
     def unclosed(self) -> int:
-        """How many queries that were sent have no closing Reward yet."""
+        """How many of the queries sent have no closing Reward yet."""
         return len(self._unclosed)
 
     def take(self, record: Any) -> None:

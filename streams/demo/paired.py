@@ -24,7 +24,7 @@ LEVEL = (2.5, 97.5)
 
 
 def baseline_for(query: Query, action: str, paired: bool = True) -> Query:
-    """Return a baseline of a query, which is pinned to an action and names no objective.
+    """Return a query's baseline, which is pinned to an action and names no objective.
 
     Args:
         query: The query that the policy decides.
@@ -45,7 +45,7 @@ def baseline_for(query: Query, action: str, paired: bool = True) -> Query:
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """The outcomes of one question for the policy and the control, with costs in eFLOPs."""
+    """One question's outcomes for the policy and the control, with costs in eFLOPs."""
 
     question: str
     correct: float
@@ -57,15 +57,15 @@ class Pair(msgspec.Struct, frozen=True):
 def compared(
     timelines: Timelines, pairs: Sequence[tuple[str, str]], *, action: str, seed: int
 ) -> dict[str, Any]:
-    """Return accuracy and mean cost (eFLOPs) of policy and control, and how they differ, with 95 % intervals.
+    """Return the policy's and control's accuracy and mean cost (eFLOPs), and how they differ, with 95 % intervals.
 
     A failed answer counts as wrong, at its actual cost.
 
     Args:
         timelines: The timelines of the run's queries.
-        pairs: The ids of each query and its baseline.
+        pairs: The ids of each query and of its baseline.
         action: The control's action.
-        seed: Seed of the bootstrap.
+        seed: Seed for the bootstrap.
 
     >>> compared(Timelines(), [], action="m/1/1/1", seed=1)["cost_ratio"] is None
     True
@@ -82,7 +82,7 @@ def pool(comparisons: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _report(pairs: Sequence[Pair], action: str, seed: int) -> dict[str, Any]:
-    """Return the comparison, with intervals that are percentiles of a bootstrap over questions."""
+    """Return the comparison; its intervals are percentiles of a bootstrap over questions."""
     right, control_right, cost, control_cost = (
         np.array([getattr(pair, name) for pair in pairs]) for name in Pair.__struct_fields__[1:]
     )

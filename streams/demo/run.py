@@ -50,9 +50,9 @@ from streams.settings import Settings
 QUESTIONS = Path("models/mini-mixed-test.jsonl")
 
 CONTROLS = ("mini-4m/1/1/1", "mini-4m/1/4/2")
-"""Actions of the baselines, the main one first: one sample of the largest model, which is what a deployment without
-search uses; and that model's most accurate configuration on offer in the history of the recording `mixed` (the cheaper
-one on a tie). They were fixed before the demo was run."""
+"""The baselines' actions, the main one first: one sample from the largest model, as a deployment without search would
+use, and that model's most accurate configuration on offer in the history of the recording `mixed` (the cheaper one if
+tied). They were fixed before the demo was run."""
 
 # The services share the cores, so each gets one thread: no service's BLAS may take all cores.
 THREADS = {
@@ -66,8 +66,8 @@ THREADS = {
 NEEDS_GB = 4.0
 """Memory in GB that `up` uses with the mini family: broker, five services, six generators and a verifier.
 
-`python -m bench memory` measures 3.2 GB in all after 12 questions and 3.8 GB after 200. The demo's own process needs
-some more.
+`python -m bench memory` measures a total of 3.2 GB after 12 questions and 3.8 GB after 200. The demo's own process
+needs a little more.
 """
 
 
@@ -75,7 +75,7 @@ IN_FLIGHT = 16
 """Maximum number of queries in flight, including baselines."""
 
 SETTLES_S = 10.0
-"""Seconds within which the learner applies the last reward, even on a busy machine."""
+"""How many seconds the learner may take to apply the last reward, even on a busy machine."""
 
 
 class DemoCannotRun(UniscaleError):
@@ -88,15 +88,15 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         out: Folder for the summary and the report.
         questions: The question file.
-        count: How many questions of the file to send.
-        seed: Seed of the order of questions and of every choice.
+        count: How many questions from the file to send.
+        seed: Seed for the order of questions and for every choice.
         policy: The policy; `contextual` starts from the catalogue's prior, if that matches.
         accuracy: The share of the accuracy within reach that the objective of every query asks for; None for the
             deployment's default objective.
         controls: Actions of the baselines of each question, the main one first; empty for no baselines.
         broker: `embedded`, `kafka` or `auto`.
-        recording: Recording to answer from instead of engines; empty to use engines.
-        timeout_s: Maximum seconds that a query may take.
+        recording: A recording to answer from instead of engines; empty to use engines.
+        timeout_s: Maximum number of seconds a query may take.
         gateway: Whether to serve the gateway's page during the run.
         changes: Number of queries after each change of the second act; None to leave it out.
     """
@@ -206,7 +206,7 @@ def run(
 
     Args:
         demo: The configuration.
-        settings: The deployment's settings. Each run gets its own prefix, so that two runs on one broker never mix.
+        settings: The deployment's settings. Each run uses its own prefix, so that two runs on one broker never mix.
         say: Called with a line of text for each stage.
         progress: Called with how the policy and its baselines stand, and with the changes so far.
 

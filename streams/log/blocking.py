@@ -50,7 +50,7 @@ class BlockingLog:
     def read(
         self, topics: Iterable[str], begin: int = 0, *, partition: int | None = None, since_ms: int = 0
     ) -> Iterator[ConsumerRecord]:
-        """Yield every record that is now on the topics, in order within a partition; see `KafkaLog.read`."""
+        """Yield every record now on the topics, in order within each partition; see `KafkaLog.read`."""
         batches = self._log.read(list(topics), begin, partition=partition, since_ms=since_ms)
         try:
             for records in self.each(batches):
@@ -59,7 +59,7 @@ class BlockingLog:
             self.run(batches.aclose())
 
     def read_in_time(self, topic: str, since_ms: int, until_ms: int) -> Iterator[ConsumerRecord]:
-        """Yield the records of a topic that were appended in a time span, in order of time, using constant memory.
+        """Yield a topic's records that were appended in a time span, in chronological order, using constant memory.
 
         Partitions are read over separate connections and merged by append time.
 
@@ -76,7 +76,7 @@ class BlockingLog:
         return (record for record in merged if record.timestamp_ms < until_ms)
 
     def latest(self, topics: Iterable[str]) -> dict[bytes, bytes]:
-        """Return the newest value of each key of compacted topics."""
+        """Return the newest value of each key in compacted topics."""
         found: dict[bytes, bytes] = {}
         for topic in topics:
             self.run(self._log.latest(topic, into=found))
@@ -126,7 +126,7 @@ class Follower:
     """Reads records as they are appended. Use a follower from one thread at a time.
 
     Args:
-        log: The log whose thread the reader runs in, and which closes the reader.
+        log: The log that closes the reader, and in whose thread the reader runs.
         reader: The reader.
     """
 
@@ -148,7 +148,7 @@ class Follower:
 
 
 def read_all(settings: Settings, topics: Iterable[str]) -> Iterator[ConsumerRecord]:
-    """Yield every record that is now on topics, over a temporary connection; see `BlockingLog.read`."""
+    """Yield every record now on some topics, over a temporary connection; see `BlockingLog.read`."""
     with BlockingLog(settings) as log:
         yield from log.read(topics)
 
@@ -165,6 +165,6 @@ def require_topics(settings: Settings, topics: Iterable[str]) -> None:
 
 
 def latest(settings: Settings, topics: Iterable[str]) -> dict[bytes, bytes]:
-    """Return the newest value of each key of compacted topics, over a temporary connection."""
+    """Return the newest value of each key in compacted topics, over a temporary connection."""
     with BlockingLog(settings) as log:
         return log.latest(topics)

@@ -41,7 +41,7 @@ from streams.settings import Settings, SettingsError
 
 # `stop` stops an aiokafka client without waiting for its connections to close. Over TLS, aiokafka's own `stop` waits
 # for the broker to acknowledge the close. Some acknowledgements never come, and the transport gives up only after 30
-# seconds, which is longer than a rebalance may take and has no benefit.
+# seconds, which is longer than a rebalance may take and gains nothing.
 
 log = logging.getLogger("streams.kafka")
 
@@ -145,7 +145,7 @@ class Reader:
         return cls(consumer, [TopicPartition(*part) for part in wanted], patience_s)
 
     async def firsts(self) -> dict[TopicPartition, int]:
-        """Return the oldest offset that each partition still holds."""
+        """Return the oldest offset still available in each partition."""
         return dict(await self.consumer.beginning_offsets(self.parts))
 
     async def ends(self) -> dict[TopicPartition, int]:
@@ -161,7 +161,7 @@ class Reader:
         if isinstance(begin, Since):
             found = await self.consumer.offsets_for_times(dict.fromkeys(self.parts, begin.at_ms))
             latest = {tp: max(starts[tp], ends[tp] - begin.least) for tp in self.parts}
-            # If no record is that late, the embedded broker returns the first record.
+            # If every record is older, the embedded broker returns the first one.
             late = {tp: at.offset for tp, at in found.items() if at and at.timestamp >= begin.at_ms}
             starts = {tp: min(latest[tp], late.get(tp, latest[tp])) for tp in self.parts}
         self.seek(starts)
@@ -292,8 +292,8 @@ class KafkaLog:
     async def _ends(self, topics: Sequence[str], reader: Reader) -> Mapping[TopicPartition, int]:
         """Return the end offsets of partitions, including the records of open transactions.
 
-        For a read-committed consumer, a partition ends before the oldest open transaction, so one that a foreign
-        producer left open would hide every later record. With these end offsets, reading waits until it ends.
+        For a read-committed consumer, a partition ends before its oldest open transaction, so a transaction left open
+        by a foreign producer would hide every later record. With these end offsets, reading waits until it ends.
         """
         # The reader opens the topics because, without their metadata, the first request would fail and the retry would
         # be slow.
@@ -353,7 +353,7 @@ class KafkaLog:
                 return {(tp.topic, tp.partition): offset for tp, offset in (await ask(reader)).items()}
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
-        """Read the key's partition from that time on; see the protocol."""
+        """Read the key's partition, starting at that time; see the protocol."""
         with _unavailable(topic):
             async with await Reader.open(self.settings, [topic], patience_s=PATIENCE_S) as reader:
                 tp = reader.parts[partition_for(key, len(reader.parts))]
@@ -406,7 +406,7 @@ class KafkaLog:
             raise SendFailed(f"{origin}: {error}") from error
 
     async def _at(self, tp: TopicPartition, offset: int) -> ConsumerRecord | None:
-        """Return the record at an offset, or None if the topic no longer holds it."""
+        """Return the record at an offset, or None if it is no longer on the topic."""
         async with await Reader.open(
             self.settings, [tp.topic], partition=tp.partition, patience_s=PATIENCE_S, listed=False
         ) as reader:

@@ -54,7 +54,7 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
 def _wait_for_coordinator(client: KafkaAdminClient, group: str, seconds: float = 60.0) -> None:
     """Wait until a new broker has its offsets topic, which it creates on the first request for a group.
 
-    A consumer that joins earlier logs errors and retries.
+    A consumer that joins before then logs errors and retries.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -102,11 +102,11 @@ def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
 
 
 def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str]:
-    """Return a finding with the fix for each topic whose partition count is wrong. Missing topics are left out.
+    """Return a finding, including the fix, for each topic with the wrong partition count. Missing topics are left out.
 
     Args:
         topics: The topics as declared.
-        found: Returns the number of partitions that a topic has on the broker; 0 if it does not exist.
+        found: Returns the number of partitions a topic has on the broker; 0 if the topic does not exist.
     """
     wrong = []
     for topic in topics:

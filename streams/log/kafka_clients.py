@@ -32,7 +32,7 @@ def read_token(path: Path) -> str:
     """Return the token in a file.
 
     Raises:
-        SettingsError: the file cannot be read, or does not hold exactly one token.
+        SettingsError: the file cannot be read, or does not contain exactly one token.
     """
     try:
         token = path.read_text(encoding="ascii").strip()
@@ -50,7 +50,7 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
         path: The file.
 
     Raises:
-        SettingsError: the file cannot be read, or does not hold exactly one token.
+        SettingsError: the file cannot be read, or does not contain exactly one token.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
         self._last = read_token(path)
 
     def token(self) -> str:
-        """Return the current token, or the last one, which the broker may still accept, if the file is unreadable."""
+        """Return the current token; if the file is unreadable, the last one, which the broker may still accept."""
         try:
             self._last = read_token(self._path)
         except SettingsError as error:
@@ -68,7 +68,7 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
 
 
 def asynchronous_token(file: TokenFile) -> "AsyncTokenProvider":
-    """Return a provider of the same tokens for aiokafka and faust."""
+    """Return a provider of the file's tokens for aiokafka and faust."""
     from aiokafka.abc import AbstractTokenProvider as Base
 
     class AsyncTokens(Base):  # type: ignore[misc]
@@ -81,13 +81,13 @@ def asynchronous_token(file: TokenFile) -> "AsyncTokenProvider":
 # Clients and commands use kafka-python to send and read records and to administer topics. A service uses aiokafka to
 # read topics outside its consumer group, and to write in transactions.
 
-# On a machine busy with models, a broker can be slow to respond.
+# A broker can be slow to respond on a machine busy running models.
 _REQUEST_MS = 90_000
 _BOOTSTRAP_MS = 15_000
 
 # The embedded broker does not wake a waiting fetch but polls after a fraction of the wait. The median added latency is
 # 6 ms at a wait of 20 ms, 10 ms at 50 ms, 100 ms at 500 ms and 200 ms at 1,500 ms. But polling takes CPU time that
-# models need: an idle consumer of 32 partitions takes 5 to 12 % of a core at a wait of 20 ms, and 2 % at 100 ms.
+# models need: an idle consumer of 32 partitions uses 5 to 12 % of a core at a wait of 20 ms, and 2 % at 100 ms.
 EMBEDDED_WAIT_MS = 50
 
 # Requests that every Apache Kafka since 1.0 supports and the embedded broker does not. Fetch versions do not tell the
@@ -120,7 +120,7 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _shared(settings: Settings, *, asynchronous: bool = False) -> dict[str, Any]:
-    """Return the arguments common to all kafka-python, or all aiokafka, connections."""
+    """Return the arguments shared by all kafka-python connections or, if asynchronous, by all aiokafka connections."""
     kwargs: dict[str, Any] = {
         "bootstrap_servers": [part.strip() for part in settings.kafka.bootstrap.split(",")],
         "security_protocol": settings.security.protocol,
@@ -272,7 +272,7 @@ def writer(settings: Settings, transactional_id: str | None) -> "AIOKafkaProduce
 
 
 def expect_uvloop() -> None:
-    """Make aiokafka reconnect on uvloop, too, when it writes to a connection that has just closed.
+    """Make aiokafka also reconnect on uvloop when it writes to a connection that has just closed.
 
     asyncio's transports ignore writes after a close, but uvloop's raise RuntimeError. aiokafka expects only OSError
     there; any other error in its fetcher ends the consumer, and with it the process.
@@ -293,7 +293,7 @@ def expect_uvloop() -> None:
 
 
 def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
-    """Return an error that says whether the address does not respond or refuses this client, and what to do."""
+    """Return an error that says whether the address is not responding or refuses this client, and what to do."""
     host, _, port = settings.kafka.bootstrap.split(",")[0].strip().rpartition(":")
     try:
         socket.create_connection((host, int(port)), 2.0).close()

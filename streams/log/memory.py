@@ -22,7 +22,7 @@ from streams.log.partitioner import partition_for
 # Topics as lists of records: partitions, offsets, committed offsets, and refusals.
 
 BEGAN_MS = 1_700_000_000_000
-"""Time at which a broker's clock starts by default, ms since the epoch."""
+"""The time a broker's clock starts at by default, ms since the epoch."""
 
 
 class Effect(NamedTuple):
@@ -42,7 +42,7 @@ class Effect(NamedTuple):
 
 
 Appended = tuple[bytes | None, bytes | None, int | None]
-"""Key, value and partition of a record to append; if the partition is None, the key determines it."""
+"""The key, value and partition of a record to append; if the partition is None, it is derived from the key."""
 
 
 class _Partition:
@@ -61,14 +61,14 @@ class MemoryBroker:
 
     Args:
         topics: Number of partitions by topic.
-        monotonic: Clock in seconds; the broker's time is `began_ms` plus this.
-        began_ms: Time at which the broker's clock starts, ms since the epoch.
+        monotonic: A clock, in seconds; the broker's time is `began_ms` plus this clock's.
+        began_ms: The time the broker's clock starts at, ms since the epoch.
 
     Attributes:
-        monotonic: Clock in seconds, as passed in.
+        monotonic: The clock, as passed in.
         committed: Committed offsets by consumer group, topic and partition.
         effects: All effects of the workers, in order.
-        refuses: Called with topic and key before each send or row write, which fails if it returns a reason.
+        refuses: Called with the topic and key before each send or row write, which fails if this returns a reason.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class MemoryBroker:
         return next(iter(self.after(topic, {partition: offset})), None)
 
     def after(self, topic: str, offsets: Mapping[int, int]) -> list[tuple[int, ConsumerRecord]]:
-        """Return the results of `at` for an offset in each partition, without partitions that are at their end."""
+        """Return the result of `at` for an offset in each partition, leaving out partitions that are at their end."""
         found, parts = [], self._of(topic)
         for partition, offset in offsets.items():
             part = parts[partition]
@@ -153,7 +153,7 @@ class MemoryBroker:
         newer: Newer | None = None,
         late: set[bytes] | None = None,
     ) -> dict[bytes, bytes]:
-        """Return the latest value of each key of a compacted partition, from an offset on.
+        """Return the latest value of each key in a compacted partition, starting at an offset.
 
         Args:
             topic: The topic.
@@ -212,7 +212,7 @@ class MemoryBroker:
             self._watchers.setdefault(topic, []).append((owner, show))
 
     def unwatch(self, owner: object) -> None:
-        """Remove the watchers of an owner."""
+        """Remove an owner's watchers."""
         for topic, watchers in self._watchers.items():
             self._watchers[topic] = [each for each in watchers if each[0] is not owner]
 
@@ -227,10 +227,10 @@ class MemoryLog:
 
     Args:
         broker: The topics.
-        owner: Owner of its watchers; see `MemoryBroker.unwatch`.
-        check: Called with each topic that is read; may raise.
+        owner: The owner of the log's watchers; see `MemoryBroker.unwatch`.
+        check: Called with each topic that is read; may raise an error.
         arrived: Called with the append times of new records that `tail` reads; returns whether to pass them on.
-        append: Appends a record; by default, it is appended as a client would.
+        append: Appends a record; by default, in the way a client would.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class Spacing:
         self._due_s = 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until the next operation may start; 0 or less if it may start immediately.
+        """Return how many seconds remain until the next operation may start; 0 or less if it may start immediately.
 
         >>> spacing = Spacing(1.0)
         >>> for _ in range(5):
@@ -40,8 +40,9 @@ class Spacing:
 
 
 # A fetch returns as soon as there is one record, so under load nearly every record would need its own fetch. The first
-# fetches after a pause are not delayed. Twice this interval would save 9 % of the CPU time per record, and four times
-# 14 % (measured at d568124), but a search has a dozen hops, each of which would take half the interval longer.
+# fetches after a pause are not delayed. Doubling this interval would save 9 % of the CPU time per record, and
+# quadrupling it 14 % (measured at d568124), but a search has a dozen hops, and each would take longer by half the added
+# interval.
 FETCH_INTERVAL_S = 0.005
 
 # With faust's configuration, an empty fetch occupies its node for 1.5 s. While partitions are assigned and tables
@@ -72,7 +73,7 @@ def pace_fetches(fetcher: Any, *, embedded: bool = False, moving: Callable[[], b
             if (wait_s := nodes[node_id].wait_s(time())) > 0:
                 await asyncio.sleep(wait_s)
         except asyncio.CancelledError:
-            return False  # as the fetch itself would: the assignment is gone
+            return False  # the assignment is gone; the fetch itself would return the same
         nodes[node_id].done(time())
         if moving():
             request._max_wait_ms = min(request._max_wait_ms, MOVING_WAIT_MS)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 log = logging.getLogger("streams.clock")
 
 NOTICED_S = 5.0
-"""Difference between the two clocks from which a warning is logged, in seconds."""
+"""A warning is logged if the two clocks differ by at least this many seconds."""
 
 _REMEMBERED_S = 300.0
 
@@ -15,14 +15,14 @@ _REMEMBERED_S = 300.0
 class BrokerClock:
     """Estimates the broker's time as a record's append time plus the time elapsed since the record was seen.
 
-    A record is seen only after it was appended, so each record gives a lower bound, and the highest one is used.
+    A record is seen only after it was appended, so each record yields a lower bound, and the highest one is used.
     Observations expire after five to ten minutes, so that the estimate follows a broker whose clock was set back.
     Before the first record, this machine's clock is used.
 
     Args:
         monotonic: Monotonic clock, in seconds.
         wall_ms: This machine's clock, ms since the epoch.
-        skewed: Called with the seconds by which this machine is ahead of the broker, at each new estimate.
+        skewed: Called at each new estimate with the number of seconds this machine is ahead of the broker.
     """
 
     def __init__(

@@ -49,8 +49,8 @@ class Effects(Struct, Generic[R], frozen=True):
         send: Records to send, in order.
         row: The query's new row; None deletes the row. By default the row does not change.
         beside: Rows (key, value) under the service's own keys, in the record's partition; a value of None deletes one.
-        refused: Records for the dead-letter topic whose query continues. If a record ends its query, the service raises
-            the error instead.
+        refused: Records to send to the dead-letter topic while their queries continue. To end the query, the service
+            raises the error instead.
         then: Called when everything above is on the broker, to update counters and in-memory state.
     """
 
@@ -62,7 +62,7 @@ class Effects(Struct, Generic[R], frozen=True):
 
 
 class Rows(NamedTuple, Generic[R]):
-    """The rows of a keyed service, by query.
+    """A keyed service's rows, by query.
 
     Attributes:
         table: The table that holds them.
@@ -82,7 +82,7 @@ class Rows(NamedTuple, Generic[R]):
     def change(
         self, query_id: str, before: R | None, after: R | UnsetType | None, partition: int
     ) -> PlacedRow | None:
-        """Return the row to write if the row of a query changes, or None if it stays the same.
+        """Return the row to write if a query's row changes, or None if it stays the same.
 
         Raises:
             RowTooLarge: the new row exceeds the record limit.
@@ -107,7 +107,7 @@ class KeyedService(Generic[R]):
         """Return the effects of a record.
 
         Args:
-            row: The row of the record's query; None if there is none.
+            row: The row of the record's query, or None if it has no row.
             message: The record, decoded as declared in its `Input`.
             at: Position and append time of the record.
         """
@@ -118,7 +118,7 @@ class BatchEffects(Struct, frozen=True):
     """The effects of a batch of records.
 
     Attributes:
-        rows: Key and value of each row to write.
+        rows: The key and value of each row to write.
         send: Records to send, in order.
         refused: Records for the dead-letter topic.
         then: Called when the rows are on the broker.
@@ -153,7 +153,7 @@ class OrderedService(ABC):
 
     @abstractmethod
     def changing(self) -> AbstractContextManager[None]:
-        """Return a context entered around `on_batch` and `write`; if they fail, the service is not used again."""
+        """Return a context manager to wrap `on_batch` and `write`; if either fails, the service is not used again."""
 
     @abstractmethod
     async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:

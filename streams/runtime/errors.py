@@ -18,9 +18,9 @@ from streams.log.base import Unavailable
 
 
 class PartitionLost(Unavailable):
-    """The partition of the record being handled was reassigned, so nothing more that this call does takes effect.
+    """The partition of the record being handled was reassigned, so nothing else this call does will take effect.
 
-    Also raised if the partition of the rows that the call depends on was reassigned, or if they are being recovered.
+    Also raised if the call depends on rows whose partition was reassigned, or that are being recovered.
     """
 
 

@@ -38,9 +38,9 @@ log = logging.getLogger("streams.runtime.handler_guard")
 LIMIT = 3
 
 _REFUSED = 256
-"""How many guilty records are remembered after they were sent to the dead-letter topic."""
+"""How many guilty records are remembered after being sent to the dead-letter topic."""
 
-# A topic name has at most 249 characters; partition, offset and append time have at most 45 together.
+# A topic name has at most 249 characters; the partition, offset and append time take at most 45 between them.
 _SLOT = 304
 
 # Two groups would need ten deaths; with four, records would be handled for longer with few others in flight.
@@ -48,7 +48,7 @@ _SUSPECT_GROUPS = 3
 
 
 _REASON = 500
-"""Maximum number of characters kept of a failure's reason."""
+"""Maximum number of characters of a failure's reason to keep."""
 
 
 class KilledProcess(UniscaleError):
@@ -105,7 +105,7 @@ class Crashes:
         self._groups = self._divided()
 
     def guilty(self, identity: str) -> int:
-        """Return how many processes a record has killed or made unable to continue; 0 if that is not certain."""
+        """Return how many processes a record has killed or left unable to continue; 0 unless that is certain."""
         count = self._counts.get(identity)
         if count is None:
             return 0
@@ -119,7 +119,7 @@ class Crashes:
         return "" if count is None else count.reason
 
     def group(self, identity: str) -> str:
-        """Return a record's group; only records of the same group run together. It is "" for records not suspected."""
+        """Return a record's group, or "" if it is not a suspect. Only records in the same group run together."""
         return self._groups.get(identity, "")
 
     def refused(self, identity: str) -> None:
@@ -196,8 +196,8 @@ class StateDirError(UniscaleError):
 class InFlightFile:
     """Records in flight, in a memory-mapped file that outlives the process. It has one slot per record.
 
-    The file is never synced: written pages survive the process but not a crash of the machine, in which losing a count
-    is harmless.
+    The file is never synced: written pages survive the process but not a machine crash, after which losing a count is
+    harmless.
 
     Args:
         path: The file.
@@ -245,7 +245,7 @@ class InFlightFile:
         slots = []
         for each in identities:
             if not self._free:
-                break  # more records than any service handles at once; the rest are not tracked
+                break  # there are more records than any service handles at once; the rest are not tracked
             slots.append(self._free.pop())
             start = slots[-1] * _SLOT
             self._slots[start : start + _SLOT] = each.encode()[:_SLOT].ljust(_SLOT, b"\0")
@@ -313,10 +313,10 @@ class Refusal(NamedTuple):
         error: Why the record could not be handled.
         value: The record's value.
         origin: The record's position.
-        answer: Whether to send an Answer for its query. False if the query continues without this record, or gets its
-            Answer elsewhere.
-        query_origin: Origin of a query refused because its id is taken; see `DeadLetter`.
-        attempts: How many times it was tried.
+        answer: Whether to send an Answer for the record's query. False if the query continues without this record, or
+            gets its Answer elsewhere.
+        query_origin: The origin of a query refused because its id is taken; see `DeadLetter`.
+        attempts: How many times the record was tried.
     """
 
     error: Exception
@@ -483,7 +483,7 @@ class HandlerGuard:
             await handle(records)
         except asyncio.CancelledError as error:
             if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                # Not the handler itself but something that it awaited was cancelled; the task would end silently.
+                # It was not the handler that was cancelled but something it awaited; the task would end silently.
                 raise Crash(
                     f"{first.coordinates}: what the {self.runtime.service} waited for was cancelled"
                 ) from error

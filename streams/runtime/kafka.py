@@ -155,7 +155,7 @@ class Quiet(Monitor):
         crash(f"a record could not be delivered: {exc!r}", exc)
 
     def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
-        """Record the time, from which faust tells whether a stream has stalled."""
+        """Record the time, so that faust can tell whether a stream has stalled."""
         self.stream_inbound_time[tp] = self.time()
 
     def _nothing(self, *_: Any, **__: Any) -> None:
@@ -196,8 +196,8 @@ def create_app(settings: Settings, service: str, group: str = "", instance: str 
         settings: The settings of the process.
         service: The service's name in `SERVICES`.
         group: The executor group; empty for other services.
-        instance: A stable name for this worker, under which it rejoins the consumer group as a static member, without
-            waiting for its old session to expire.
+        instance: A stable name for this worker. It rejoins the consumer group under this name as a static member,
+            without waiting for its old session to expire.
     """
     app_id = Topics(settings).app_id(service, group)
     app = App(
@@ -318,7 +318,7 @@ class KafkaRuntime(Runtime):
         name = self.topics.app_id(service, group)
         self.in_flight = InFlightFile(
             settings.state_path("crashes", f"{name}.{instance}.in-hand"),
-            # As many records as the embedder, whose calls wait for other queries, can have in flight; other services
+            # The most records that the embedder can have in flight. Its calls wait for other queries, so other services
             # have fewer.
             slots=WINDOW * settings.kafka.concurrency * settings.kafka.query_partitions,
         )
@@ -327,7 +327,7 @@ class KafkaRuntime(Runtime):
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        # By topic and partition: when the broker reported an end offset that is not reached yet, and that offset.
+        # By topic and partition: each end offset not reached yet, preceded by the time the broker reported it.
         self._ends: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._counters = functools.cache(
             lambda topic, stage: (metrics.records.labels(service, topic), metrics.stage.labels(stage))
@@ -463,7 +463,7 @@ class KafkaRuntime(Runtime):
             return frozenset()
 
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Commit the lower offsets, to which faust then seeks; see the base class."""
+        """Commit the lower offsets, which faust then seeks to; see the base class."""
         consumer: Any = self.app.consumer
         committed = await consumer.seek_to_committed()
         ahead = {tp: o for tp, o in committed.items() if tp.topic in offsets and o and o > offsets[tp.topic]}
@@ -539,7 +539,7 @@ class KafkaWorker(faust.Worker):
         self._ending = False
 
     async def on_startup_finished(self) -> None:
-        """Report that tables are recovered and partitions are being served."""
+        """Report that the tables have been recovered and the partitions are being served."""
         self._ready()
 
     async def stop(self) -> None:

@@ -141,12 +141,12 @@ class InstanceName:
 class MemberSession:
     """Tracks whether this worker may have lost its partitions, which happens after a session without a heartbeat.
 
-    A process that was suspended, or whose machine was, does not know. When it resumes, its next effect waits until the
+    A process does not know if it or its machine has been suspended. When it resumes, its next effect waits until the
     broker has accepted a heartbeat, or has refused it and the partitions have been reassigned.
 
     Args:
         lasts_s: The session timeout, in seconds.
-        clock: Returns seconds, counting the time that the machine was suspended.
+        clock: Returns the time in seconds, including any time the machine was suspended.
     """
 
     def __init__(self, lasts_s: float, clock: Callable[[], float] = since_boot) -> None:
@@ -327,7 +327,7 @@ class InLoop(AIOKafkaConsumerThread):
 # How long to wait for records in flight when a service stops or loses partitions; longer work is redelivered.
 SETTLE_S = 3.0
 
-# Poll timeout while partitions are assigned and tables recovered, because the set of active partitions changes soon.
+# Poll timeout while partitions are being assigned or tables recovered: the set of active partitions will soon change.
 _MOVING_S = 0.05
 
 
@@ -368,7 +368,7 @@ class Consumer(aiokafka.Consumer):
         self._bindings: dict[str, Binding] = {}
         app: Any = self.app
         self.queues = Queues(self, app.concurrency)
-        # A poll that starts with a span of at most `_full_above` ends within the window.
+        # If a poll starts with a span of at most `_full_above`, its records fit in the window.
         self._window = WINDOW * app.concurrency
         self._full_above = self._window - app.conf.broker_max_poll_records
         self._full: set[Any] = set()
@@ -384,7 +384,7 @@ class Consumer(aiokafka.Consumer):
         self._recovering = 0
         self._unsettled = 0
         self.moved = 0
-        """Counter that grows when records are delivered, read or handled; if it does not, there is no progress."""
+        """Counter that grows as records are delivered, read or handled; while it stands still, there is no progress."""
         self.fetched: set[Any] = set()
         """Partitions with records fetched but not yet delivered."""
 
@@ -402,7 +402,7 @@ class Consumer(aiokafka.Consumer):
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Count as busy, so that a rebalance waits briefly for this work to finish before partitions move."""
+        """Make the consumer count as busy, so that a rebalance waits briefly for this work before partitions move."""
         self._recovering += 1
         try:
             yield
@@ -492,7 +492,7 @@ class Consumer(aiokafka.Consumer):
             del self._cursors[tp]
         found = await self.seek_to_committed()
         ends = await self.highwaters(*found)
-        # If the log now ends before the committed offset, reading restarts at its beginning.
+        # If the log now ends before the committed offset, reading restarts at the beginning of the log.
         committed = {tp: offset for tp, offset in found.items() if offset and offset <= (ends.get(tp) or 0)}
         new = [tp for tp in found if tp not in committed and not self._is_changelog_tp(tp)]
         if new:
@@ -557,7 +557,7 @@ class Consumer(aiokafka.Consumer):
         self._assigned_epoch = self._epoch
 
     async def _drain_messages(self, fetcher: Any) -> None:
-        """Deliver the records that the fetcher returns, until the consumer stops."""
+        """Deliver the records returned by the fetcher, until the consumer stops."""
         try:
             while not (self.should_stop or fetcher.should_stop):
                 await asyncio.sleep(0)
@@ -612,7 +612,7 @@ class Consumer(aiokafka.Consumer):
         return True
 
     def _into_queues(self, tp: Any, binding: Binding, batch: Sequence[Any], active: set[Any] | None) -> bool:
-        """Queue a batch without awaiting in between, so that the checks made at its beginning hold for all records."""
+        """Queue a batch without awaiting, so that the checks made at the start hold for all of its records."""
         cursor = self._cursors.get(tp)
         if (
             cursor is None

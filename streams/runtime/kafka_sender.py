@@ -42,16 +42,16 @@ class Changelogged(faust.Table[bytes, bytes]):
             self.places[key] = event.message.partition
 
 
-# All handlers share one producer: their records share requests, and each batch in a request is acknowledged once.
+# All handlers share one producer, so their records share requests, and each batch in a request is acknowledged once.
 #
 # aiokafka's `send` takes about 30 µs per record because it builds sets of all partitions, hashes the key in Python,
-# and gives each record a future. Here records wait for the next send and go into one batch per partition, and a call
-# returns when the batches with its records are acknowledged. A partition has only one batch in flight at a time, so
-# its records keep their order, even through retries.
+# and creates a future for each record. Here records wait for the next send and go into one batch per partition, and a
+# call returns when the batches containing its records are acknowledged. A partition has only one batch in flight at a
+# time, so its records keep their order, even through retries.
 
 
 class _Call:
-    """A call of `send`, with the number of its records that are not acknowledged yet."""
+    """A call to `send`, with the number of its records that have yet to be acknowledged."""
 
     __slots__ = ("future", "left")
 
@@ -76,7 +76,7 @@ class Sender:
     """Batches records to the broker across handlers.
 
     Args:
-        producer: Returns the connected AIOKafkaProducer; raises an error while there is none.
+        producer: Returns the connected AIOKafkaProducer, or raises an error if there is none yet.
         pause_s: Seconds between two sends (`Spacing`). Records that did not fit into a full batch follow as soon as
             that batch is acknowledged.
     """
@@ -96,7 +96,7 @@ class Sender:
         """Send records and wait for all deliveries.
 
         Args:
-            records: Topic, partition (None to choose it by the key), key and value of each record.
+            records: The topic, partition (None to derive it from the key), key and value of each record.
 
         Raises:
             Exception: whatever the producer raised for one of the records.

@@ -43,8 +43,8 @@ class Fence:
     """Exclusive write access to one changelog.
 
     Args:
-        topic: The changelog; it has one partition.
-        connect: Returns a producer, not yet started, for a transactional id, or for None.
+        topic: The changelog, which has one partition.
+        connect: Returns a producer that has not been started, for a transactional id or for None.
         transactions: Returns whether the broker supports transactions; if not, nothing enforces a single writer.
     """
 
@@ -63,7 +63,7 @@ class Fence:
         self._one_at_a_time = asyncio.Lock()
 
     async def take(self) -> None:
-        """Take over write access from the process that has it.
+        """Take over write access from whichever process has it.
 
         Raises:
             KafkaError: the broker refused to give this process write access.
@@ -152,7 +152,7 @@ class Assignment(Protocol):
         """Return whether no partitions have been reassigned since this epoch."""
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Return a context that counts as busy, so that a rebalance waits briefly."""
+        """Return a context manager that makes the worker count as busy, so that a rebalance waits briefly."""
 
 
 class FencedTable(Table):
@@ -161,14 +161,14 @@ class FencedTable(Table):
     Args:
         settings: The process's settings.
         fence: Write access to the changelog.
-        log: The log that has the changelog.
+        log: The log that contains the changelog.
         assignment: The worker's assignment, which also counts the records read.
         owned: Returns the partitions that this worker owns.
-        begins: Returns the offset at which reading starts; None for the beginning.
+        begins: Returns the offset to start reading at; None for the beginning.
         recovered: Awaited when all rows have been read.
 
     Attributes:
-        read_s: Seconds that the last recovery spent reading.
+        read_s: How many seconds the last recovery spent reading.
     """
 
     def __init__(
@@ -237,8 +237,8 @@ class FencedTable(Table):
         self.read_s = time.monotonic() - began_s
         if not self._assignment.is_ours(epoch) or self._writes != writes:
             return False
-        # Until here the old rows stay visible, although another process may have written since: with an empty table,
-        # every query would look new.
+        # Until this point the old rows stay visible, even though another process may have written since: with an empty
+        # table, every query would look new.
         self._rows = found
         self._readings, self._read_in = self._readings + 1, epoch
         return True
@@ -273,8 +273,8 @@ def rewrite(settings: Settings, changelog: str, writes: Iterable[tuple[str, Sequ
 
     Args:
         settings: The deployment.
-        changelog: The changelog to which write access is taken over.
-        writes: Topics, each with records (key, value); a value of None deletes the key.
+        changelog: The changelog to take over write access to.
+        writes: The topics, each with its records (key, value); a value of None deletes the key.
     """
     asyncio.run(_rewrite(settings, changelog, writes))
 

@@ -22,23 +22,23 @@ from streams.runtime.kafka_consumer import SETTLE_S, Consumer
 from streams.runtime.queues import Offsets
 from streams.topics import Topic
 
-# The time without progress is measured per partition, because totals of a process do not show that one of its
-# partitions is stuck.
+# The time without progress is measured per partition, because a process's totals do not show that one of its partitions
+# is stuck.
 
 
 class PartitionProgress:
-    """Tracks for how long each partition has had records waiting without making progress."""
+    """Tracks how long each partition has had records waiting without making progress."""
 
     def __init__(self) -> None:
         self._since: dict[Any, tuple[int, float]] = {}
 
     def look(self, found: Mapping[Any, tuple[int, bool]], now_s: float) -> dict[Any, float]:
-        """Return the seconds without progress of each partition; 0 if no record is waiting.
+        """Return how many seconds each partition has gone without progress; 0 if no record is waiting.
 
-        The time counts from when a record was first seen waiting, so an idle hour does not count as a stall.
+        The time is measured from when a record was first seen waiting, so an idle hour is not taken for a stall.
 
         Args:
-            found: By partition, how many records were handled, and whether a record is waiting or in flight.
+            found: For each partition, how many records were handled, and whether a record is waiting or in flight.
             now_s: Seconds on a monotonic clock.
         """
         before, self._since = self._since, {}
@@ -115,8 +115,8 @@ log = logging.getLogger("streams.worker")
 async def watch_liveness(runtime: KafkaRuntime) -> None:
     """End the process if records are waiting, none is in flight and there is no progress; its successor continues.
 
-    Overlapping rebalances can leave the consumer library waiting forever. A record that has been in flight for long is
-    only logged, because an engine step may take minutes; whether a step will ever end is for operators to decide.
+    Overlapping rebalances can leave the consumer library waiting forever. A record that has been in flight for a long
+    time is only logged, because an engine step may take minutes; operators must judge whether a step will ever end.
     """
     most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
@@ -172,12 +172,12 @@ async def watch_partitions(
     metrics: Metrics,
     stalled: Callable[[Mapping[str, float]], None],
 ) -> None:
-    """Keep updating the gauges of lag and of time without progress for each partition of this process.
+    """Keep each partition's gauges up to date: its lag, and the time it has gone without progress.
 
     Args:
         app: The service's app.
         metrics: The process's metrics.
-        stalled: Called with the seconds without progress by "topic/partition", for partitions with waiting records.
+        stalled: Called with the seconds without progress, by "topic/partition", of partitions with waiting records.
     """
     progress = PartitionProgress()
     shown: set[tuple[str, str]] = set()
@@ -208,7 +208,7 @@ def _remove(gauge: Any, labels: tuple[str, str]) -> None:
 
 
 async def notice_growth(runtime: KafkaRuntime) -> None:
-    """End the process if the partition count of a topic has changed; its successor then refuses to start.
+    """End the process if a topic's partition count has changed; its successor then refuses to start.
 
     Otherwise, producers that look up the count would spread the records of one query over two partitions, without any
     error.
@@ -224,7 +224,7 @@ async def notice_growth(runtime: KafkaRuntime) -> None:
 
 
 async def changed_counts(client: Any, declared: Iterable[Topic]) -> list[str]:
-    """Return a finding for each topic whose partition count on the broker is wrong; none if the broker does not answer.
+    """Return a finding for each topic with the wrong partition count on the broker; none if the broker doesn't answer.
 
     Args:
         client: A connected AIOKafkaClient.

@@ -72,11 +72,11 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-# The list of an in-memory worker's records in flight, which outlives the worker.
+# An in-memory worker's list of records in flight, which outlives the worker.
 
 
 class InFlightList:
-    """A worker's records in flight, as its successor finds them; see `streams.runtime.handler_guard.InFlight`."""
+    """A worker's records in flight, kept for its successor; see `streams.runtime.handler_guard.InFlight`."""
 
     def __init__(self, left: Sequence[str] = ()) -> None:
         self.left = list(left)
@@ -127,7 +127,7 @@ class MemoryTable(Table):
         return self._readings if self._owned() and self.runtime.epoch == self._read_in else 0
 
     async def recover(self) -> None:
-        """Read the changelog of the assigned partitions, once any other recovery has ended."""
+        """Once any other recovery has ended, read the assigned partitions' changelog."""
         async with self._one_at_a_time:
             await self._recover()
 
@@ -155,11 +155,11 @@ _READING_S = 3.0
 
 
 class Died(BaseException):
-    """This worker was killed, so nothing more that it does takes effect."""
+    """This worker was killed, so nothing else it does takes effect."""
 
 
 class Subscription:
-    """A handler bound to a topic, with the progress of delivery and handling in each assigned partition."""
+    """A handler bound to a topic. Tracks the records delivered and handled in each assigned partition."""
 
     def __init__(self, topic: str, binding: Binding) -> None:
         self.topic = topic
@@ -306,7 +306,7 @@ class MemoryRuntime(Runtime):
         return committed
 
     def wall_ms(self) -> int:
-        """Return the time on this worker's machine, which agrees with the broker's, in ms since the epoch."""
+        """Return the time on this worker's machine, in ms since the epoch. It agrees with the broker's."""
         return self.broker.now_ms()
 
     def monotonic(self) -> float:

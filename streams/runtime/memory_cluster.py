@@ -29,13 +29,13 @@ _Work = tuple[int, MemoryRuntime, Subscription, int, ConsumerRecord]
 
 
 class Cluster:
-    """All workers of a deployment. Create a cluster inside `memory.run`, whose clock it runs on.
+    """All workers of a deployment. Create a cluster inside `memory.run`, because it runs on that loop's clock.
 
     Args:
-        settings: Settings of every worker.
+        settings: Every worker's settings.
         services: The services by name.
-        seed: Seed for the latency of every effect and for late commits. None for no latency, a commit after each
-            record, and one record at a time, oldest first.
+        seed: Seed for effect latencies and late commits. With None, effects take no time, every record is followed by a
+            commit, and records are delivered one at a time, oldest first.
         dies_after: Called after each effect; returns whether its worker dies now.
         began_ms: Start of the broker's clock, ms since the epoch.
         make: Creates a worker.
@@ -133,12 +133,12 @@ class Cluster:
         await self._rebalance(worker.app)
 
     def kill(self, worker: MemoryRuntime) -> None:
-        """Kill a worker immediately; its successor is started at once."""
+        """Kill a worker immediately, and start its successor at once."""
         worker.die()
         self.ended(worker, Died(f"{worker.app} was killed"))
 
     async def expel(self, worker: MemoryRuntime) -> None:
-        """Remove a silent worker from its group without its knowledge: its partitions are reassigned."""
+        """Remove a silent worker from its group without its knowledge, and reassign its partitions."""
         self.workers.remove(worker)
         self.broker.unwatch(worker)
         if any(each.app == worker.app for each in self.workers):
@@ -179,7 +179,7 @@ class Cluster:
         return bool(handling or self._starting or self._waiting())
 
     async def close(self) -> None:
-        """Close all resources of the services and end every task. Nothing is sent or committed afterwards."""
+        """Close all of the services' resources and end every task. Nothing is sent or committed afterwards."""
         for worker in self.workers:
             worker.die()
             for close in worker.closers:
@@ -271,7 +271,7 @@ class Cluster:
         # A crash has counted its failure; after a kill the successor counts what it finds in flight.
         self._left[worker.app, worker.instance] = worker.left_in_flight if isinstance(error, Died) else []
         self._leave(worker)
-        # As under the supervisor: after a crash the restart is delayed, after a kill it is immediate.
+        # As with the supervisor, a restart is delayed after a crash but immediate after a kill.
         pause_s = _PAUSE_S if isinstance(error, Crash) else 0.0
         self._keep(self._restart(worker, pause_s), self._starting)
         self._changed.set()

@@ -1,7 +1,7 @@
 """Keyed queues between partitions and handlers. They decide what runs concurrently and which offsets are committed.
 
-The records of one query are handled one after another, whichever of the service's topics they come from. The records
-of different queries are handled concurrently, even within a partition: partitions spread the work over workers and do
+One query's records are handled one after another, whichever of the service's topics they come from. Records of
+different queries are handled concurrently, even within a partition: partitions spread the work over workers and do
 not limit concurrency. A record without a readable query id has its own queue. Topics whose records must be handled in
 order are handled in batches, and have one queue for each partition.
 
@@ -22,7 +22,7 @@ from streams.log.base import ConsumerRecord
 from streams.runtime.runtime import Binding
 
 WINDOW = 8
-"""Maximum number of records delivered from a partition's lowest open record on, as a multiple of the concurrency."""
+"""Limit on the records delivered from a partition's lowest open record onwards, as a multiple of the concurrency."""
 
 
 class AbandonedRecord(RuntimeError):
@@ -30,7 +30,7 @@ class AbandonedRecord(RuntimeError):
 
 
 class Offsets:
-    """Tracks which records of one partition were delivered, and below which offset all are handled.
+    """Tracks which records of one partition were delivered, and the offset below which all have been handled.
 
     >>> offsets = Offsets()
     >>> for offset in (5, 6, 7):
@@ -43,7 +43,7 @@ class Offsets:
     """
 
     def __init__(self) -> None:
-        self._order: deque[int] = deque()  # from the lowest open record on, including handled ones
+        self._order: deque[int] = deque()  # from the lowest open record onwards, including handled ones
         self._done: set[int] = set()
         self._newest = -1
         self._next: int | None = None
@@ -68,14 +68,14 @@ class Offsets:
             self._next = order.popleft() + 1
 
     def start(self, committed: int) -> None:
-        """Start at the group's committed offset: every record before it has been handled, here or elsewhere."""
+        """Start at the group's committed offset: every earlier record has been handled, here or elsewhere."""
         while self._order and self._order[0] < committed:
             self._done.discard(self._order.popleft())
         self._newest = max(self._newest, committed - 1)
 
     @property
     def next(self) -> int:
-        """Offset of the first record that may follow: the one after the newest delivered, or the start offset."""
+        """The lowest offset the next record can have: one past the newest delivered, or the start offset."""
         return self._newest + 1
 
     @property
@@ -85,7 +85,7 @@ class Offsets:
 
     @property
     def span(self) -> int:
-        """Number of records delivered from the lowest open record on, whether handled or not."""
+        """Number of records delivered from the lowest open record onwards, whether handled or not."""
         return len(self._order)
 
     @property
@@ -100,7 +100,7 @@ class Offsets:
 
 
 class Watch(Protocol):
-    """Receives events of the queues."""
+    """Receives the queues' events."""
 
     def handled(self, records: Sequence[ConsumerRecord]) -> None:
         """Mark records as handled."""
@@ -125,7 +125,7 @@ class Queues:
     """All queues of one worker, and the tasks that handle their records, at most `concurrency` at a time.
 
     If handlers wait for other queries, up to `WINDOW * concurrency` calls per partition may run at a time, one for each
-    delivered record. A call that has released its slot does not count.
+    delivered record. Calls that have released their slots are not included in either limit.
 
     Args:
         watch: Receives events.
@@ -139,7 +139,7 @@ class Queues:
         self._released = 0
         self._waits = set[tuple[str, int]]()  # partitions whose handlers wait for other queries
         # A key is in `_waiting` while its queue has waiting records or a call in progress, and in `_ready` while it
-        # has waiting records and no call.
+        # has waiting records but no call.
         self._waiting: dict[Hashable, deque[tuple[Binding, ConsumerRecord]]] = {}
         self._ready: deque[Hashable] = deque()
         self._open: dict[Hashable, _Open] = {}  # in the order in which the calls started
@@ -223,7 +223,7 @@ class Queues:
         self._start()
 
     async def _run(self) -> None:
-        """Handle records one after another while any are waiting, because a task per record would cost more."""
+        """Handle records one after another while any are waiting; a task per record would cost more."""
         while self._ready:
             key = self._ready.popleft()
             waiting = self._waiting[key]

@@ -69,10 +69,10 @@ class Runtime(ABC):
         service: The service's name.
         group: The executor group; empty if the service has none.
         instance: Stable name of this worker among those of its service.
-        limit: Maximum bytes of a record's value.
-        interrupted: Identities of the records that were in flight when the previous process of this worker died.
-        answers_for: Returns whether a query gets an Answer when its record at an origin has gone to the dead-letter
-            topic. A service may replace this function.
+        limit: The maximum size of a record's value, in bytes.
+        interrupted: Identities of the records that were in flight when this worker's previous process died.
+        answers_for: Returns whether a query gets an Answer when its record at a given origin has gone to the
+            dead-letter topic. A service may replace this function.
         closers: Called when the service stops cleanly.
     """
 
@@ -103,7 +103,7 @@ class Runtime(ABC):
         self.closers: list[Callable[[], Awaitable[None]]] = []
 
     def each(self, topic: str, handle: Handler, *, stage: str, waits: bool = False) -> None:
-        """Bind a handler to a topic. It gets the records of a query one at a time.
+        """Bind a handler to a topic. It is called with one record of a query at a time.
 
         Args:
             topic: The topic.
@@ -118,7 +118,7 @@ class Runtime(ABC):
         self._bind(topic, Binding(one, waits=waits), stage)
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
-        """Bind a handler to a topic with one partition. It gets the waiting records, up to `most` at a time."""
+        """Bind a handler to a single-partition topic. It is called with the waiting records, up to `most` at a time."""
         self._bind(topic, Binding(handle, most, ordered=True), stage)
 
     @abstractmethod
@@ -141,13 +141,13 @@ class Runtime(ABC):
         Args:
             name: The table's name; the changelog is named after it and the service.
             partitions: The number of partitions of the changelog, and of the topics whose handlers write the table.
-            source: One of these topics. The worker that owns one of its partitions owns the rows of that partition.
+            source: One of those topics. The worker that owns one of its partitions owns the rows in that partition.
             recovered: Awaited after each recovery, before the first record is handled; its errors end the service.
             one_writer: For a table with one partition: the broker refuses writes by a worker that no longer owns the
                 partition, even if that worker does not know yet. Each `put_all` is atomic, and a recovery sees
                 everything that any worker wrote before it. Values are kept in a file (`FileRows`), keys in memory.
             begins: For a single-writer table: awaited before each recovery; returns the changelog offset to start
-                reading from. Earlier rows must come from elsewhere; see `Table.seed`.
+                reading at. Earlier rows must come from elsewhere; see `Table.seed`.
             newer: For a table with several writers: returns whether a row replaces an earlier row with the same key. A
                 worker suspended past its session may write a row after its successor has. A recovery ignores that row
                 and writes the earlier one again, because compaction keeps only the last.
@@ -164,7 +164,7 @@ class Runtime(ABC):
         """Declare a table; see `table`."""
 
     async def send(self, *records: Outgoing) -> None:
-        """Send records and wait for their delivery. Records of one partition keep their order.
+        """Send records and wait until they are delivered. Records in the same partition keep their order.
 
         Raises:
             PartitionLost: the handler's record now belongs to another worker; nothing was sent.
@@ -181,7 +181,7 @@ class Runtime(ABC):
 
     @abstractmethod
     async def _send(self, records: Sequence[Outgoing]) -> None:
-        """Send records that are not too large; see `send`."""
+        """Send records whose size has been checked; see `send`."""
 
     @abstractmethod
     def release_slot(self) -> contextlib.AbstractContextManager[None]:
@@ -189,7 +189,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def is_ours(self, record: ConsumerRecord) -> bool:
-        """Return whether this worker has kept the partition since the record's delivery; if not, it is redelivered."""
+        """Return whether this worker has kept the record's partition since delivery; if not, it is redelivered."""
 
     @abstractmethod
     def assigned(self, topic: str) -> frozenset[int]:
@@ -199,8 +199,8 @@ class Runtime(ABC):
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Return, by topic and partition, the append time up to which all records were delivered, ms since the epoch.
 
-        Only partitions that this worker owns of topics that it handles are included, and only if the time is known.
-        Records appended to another topic from now on are handled after those delivered records of the same query.
+        Includes only topics this worker handles, partitions it owns, and partitions whose time is known. Records
+        appended to another topic from now on are handled after those delivered records of the same query.
 
         Raises:
             Unavailable: the broker does not respond.
@@ -208,7 +208,7 @@ class Runtime(ABC):
 
     @abstractmethod
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Move the committed offsets of topics with one partition back to `offsets` where they are ahead.
+        """Move the committed offsets of single-partition topics back to `offsets` where they are ahead.
 
         Call this during a recovery; reading then continues from these offsets. Returns what was committed before.
         """
@@ -254,16 +254,16 @@ class Input(NamedTuple):
 
 
 class ServiceSpec(Struct, frozen=True, kw_only=True):
-    """One service as the command line, the launcher, the gateway and the tests know it.
+    """One service, as seen by the command line, the launcher, the gateway and the tests.
 
     Attributes:
         name: The service's name on the command line, in consumer groups and in metrics.
-        inputs: The topics that the service handles, by name without the prefix, and how it handles each. `.<group>`
-            stands for its own group.
+        inputs: The topics that the service handles, by unprefixed name, and how it handles each. `.<group>` stands for
+            its own group.
         outputs: The topics it writes. `.<group>` stands for the group of a Decision.
         follows: The topics it also reads, without a consumer group. `control` and `heartbeat`, which every service
             follows, are not listed.
-        state: The topics of its own state, which only this service writes, and which it reads at startup.
+        state: The topics containing its own state, which only this service writes, and which it reads at startup.
         one_writer: Whether only one worker at a time may write the service's state, in transactions.
         build: Creates the service, importing its code only when called. `streams.runtime.effects.connect` binds the
             result to the inputs.
@@ -291,7 +291,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
         return _full(topics, (*self.inputs, *beside), group)
 
     def state_topics(self, topics: Topics) -> tuple[str, ...]:
-        """Return the full names of the topics that hold the service's own state."""
+        """Return the full names of the topics containing the service's own state."""
         return _full(topics, self.state)
 
     def writes(self, topics: Topics, topic: str) -> bool:

@@ -16,7 +16,7 @@ Begins: TypeAlias = Callable[[], Awaitable[int]]
 
 
 PlacedRow: TypeAlias = tuple[bytes, bytes | None, int]
-"""Key, value and partition of a row; a value of None deletes the row."""
+"""A row's key, value and partition; a value of None deletes the row."""
 
 Write: TypeAlias = Callable[[str, Sequence[PlacedRow]], Awaitable[None]]
 """Writes records to a topic in order, and returns once the broker has stored all of them."""
@@ -46,9 +46,9 @@ class Table:
     Args:
         changelog: The topic that holds the rows.
         write: Writes records; see `Runtime.table` for when this is atomic.
-        owned: Returns the partitions that this worker owns. Rows of other partitions stay in memory but are invisible.
+        owned: Returns the partitions that this worker owns. Rows in other partitions stay in memory but are invisible.
         limit: Maximum size of a record, in bytes.
-        rows: The mapping that holds the rows by key, which the table's recovery fills; None for a new dictionary.
+        rows: The mapping to store the rows in, by key, which the table's recovery fills; None for a new dictionary.
         places: The partition of each row; None for a table with one partition.
     """
 
@@ -72,8 +72,8 @@ class Table:
     def reading(self) -> int:
         """Return the number, from 1, of the recovery that read the rows; 0 if partitions were reassigned since.
 
-        Results derived from the rows that one recovery has read must not be written after a later one. Only
-        single-writer tables count recoveries in both runtimes.
+        Results derived from rows read by one recovery must not be written after a later recovery. Only single-writer
+        tables count recoveries in both runtimes.
         """
         return 0
 
@@ -102,7 +102,7 @@ class Table:
         """Write rows in order. They become visible once all of them are durable.
 
         Args:
-            rows: The rows. A value of None deletes the row. No value may be empty, because a recovery would take the
+            rows: The rows. A value of None deletes the row. No value may be empty, because a recovery would treat the
                 row as deleted.
 
         Raises:
@@ -149,7 +149,7 @@ class Table:
         self._show(row for row in rows if row[0] not in self._rows)
 
     async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write records (key, value) to another topic that has one partition, under this table's write fence.
+        """Write records (key, value) to another single-partition topic, under this table's write fence.
 
         Once another worker has taken over the table, this worker cannot write such records either. A value of None
         deletes the key.
@@ -183,7 +183,7 @@ class FileRows(MutableMapping[bytes, bytes]):
     """Values by key, in an unnamed file that disappears when its process ends, even if the process is killed.
 
     The file caches data that is on the broker, and no other process reads it, so a partial write is harmless. A value
-    takes whole blocks of 256 bytes. Freed blocks are reused by the next value with the same number of blocks.
+    takes up whole blocks of 256 bytes. Freed blocks are reused by the next value with the same number of blocks.
 
     Args:
         folder: The folder for the file; created if missing.

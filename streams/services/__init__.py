@@ -11,7 +11,7 @@
     control and heartbeat are followed by every process that needs them; every service may write `answer`
     (rejected, failed) and `dead-letter`. Text goes from executors to gateways on answer-chunk while it is generated.
 
-A record is acknowledged when its handler returns, and a handler returns when all effects of the record have been
+A record is acknowledged when its handler returns, and a handler returns when all of the record's effects have been
 delivered. Handlers are idempotent, so redelivery changes nothing.
 
 SERVICES lists them. Importing this package loads no engine, encoder or policy; a service's `build` does that.
@@ -90,7 +90,7 @@ DECIDER = ServiceSpec(
 )
 
 
-# The executor: the searches of one group of models, and their engines.
+# The executor: the searches and engines of one group of models.
 
 
 async def _build_executor(runtime: Runtime) -> KeyedService[None]:
@@ -129,7 +129,7 @@ VERIFIER = ServiceSpec(
 )
 
 
-# The aggregator: Decision, Answer, Feedback and Due joined into Rewards.
+# The aggregator: joins Decision, Answer, Feedback and Due into Rewards.
 
 
 async def _build_aggregator(runtime: Runtime) -> KeyedService[Any]:
@@ -140,7 +140,7 @@ async def _build_aggregator(runtime: Runtime) -> KeyedService[Any]:
 
 AGGREGATOR = ServiceSpec(
     name="aggregator",
-    # Four topics with equal partition counts are joined in one table, one record of a query at a time.
+    # Four topics with equal partition counts are joined in one table. Each query's records are handled one at a time.
     inputs={
         "action-decision": Input(Decision, "open"),
         "answer": Input(Answer, "close"),
@@ -206,7 +206,7 @@ TRACER = ServiceSpec(
 )
 
 
-# Each service binds the pure code of one package of `agents` to its topics: a file, a `ServiceSpec`, and one line here.
+# Each service binds the pure code in one package of `agents` to its topics: a file, a `ServiceSpec`, and one line here.
 
 SERVICES: dict[str, ServiceSpec] = {
     spec.name: spec for spec in (EMBEDDER, DECIDER, EXECUTOR, VERIFIER, AGGREGATOR, GATEWAY, TRACER)

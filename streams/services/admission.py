@@ -18,21 +18,21 @@ from streams.recent_ids import RecentIds
 from streams.runtime.runtime import Runtime
 from streams.services.fair_queue import FairQueue
 
-# Without admission, thousands of decisions would be made before the first reward. A query counts from when its Context
-# is sent until its Answer appears on the `answer` topic. A separate reader watches that topic, because handlers that
-# all wait for a record of their own app would deadlock. Queries of one tenant are admitted in order of arrival; among
+# Without admission, thousands of decisions would be made before the first reward. A query is in flight from when its
+# Context is sent until its Answer appears on the `answer` topic. A separate reader watches that topic, because handlers
+# that all wait for a record of their own app would deadlock. A tenant's queries are admitted in order of arrival; among
 # tenants, the one with the fewest slots is next. Queries that no live executor serves can stay open for hours without
 # using resources, so they have separate slots. Once those are taken, such queries are refused, because a waiting query
-# holds back its partition and would block everyone else's.
+# holds back its partition and would block everyone else's queries.
 
-# Seconds without a heartbeat for a model before queries for it are refused. One late heartbeat must not reject every
-# waiting query. If executors recover one by one, queries for the later ones must not be rejected as soon as the first
-# is back.
+# How many seconds a model may go without a heartbeat before queries for it are refused. One late heartbeat must not
+# cause every waiting query to be rejected. If executors recover one by one, queries for the later ones must not be
+# rejected as soon as the first is back.
 _LAPSE_S = 30.0
 
 
 class AdmissionRejected(UniscaleError):
-    """No executor serves a query, and the slots for such queries are taken. Start one, or request another model."""
+    """No executor serves a query, and all slots for such queries are taken. Start one, or request another model."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -49,18 +49,18 @@ class _Seat(NamedTuple):
 
 
 class Admission:
-    """Admits at most `most` queries, and as many more that no live executor serves.
+    """Admits at most `most` queries, plus the same number that no live executor serves.
 
     Further queries wait; those that no live executor serves are refused.
 
     A single tenant may use all slots. With several, each is entitled to its share and gets it even while others still
-    exceed theirs, so up to twice `most` may be in flight for a time.
+    exceed theirs, so up to twice `most` may be in flight for a while.
 
     Args:
-        most: Maximum queries in flight.
-        clock: Monotonic clock, in seconds.
+        most: Maximum number of queries in flight.
+        clock: A monotonic clock, in seconds.
         serving: Returns the models with a live executor; None treats all as served.
-        remembered: Maximum number of ended queries to recognise; at least the latest half of that many are recognised.
+        remembered: Maximum number of ended queries to recognise; at least the latest half of this number are.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Admission:
         self._clock = clock
         self._serving = serving
         self._living: frozenset[str] | None = None
-        self._idle_s = clock()  # when no model at all was last served
+        self._idle_s = clock()  # when it was last true that no model was served
         self._served_s: dict[str, float] = {}  # when each model was last served
         self._open: OrderedDict[str, _Seat] = OrderedDict()
         # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
@@ -93,7 +93,7 @@ class Admission:
         return query_id in self._open
 
     def origin(self, query_id: str) -> Origin | None:
-        """Return the position of a query's record; None if the query is not in flight."""
+        """Return the position of a query's record, or None if the query is not in flight."""
         seat = self._open.get(query_id)
         return None if seat is None else seat.origin
 
@@ -111,9 +111,9 @@ class Admission:
         Args:
             query_id: The query.
             timeout_s: Seconds after which its slot is freed if its Answer is never seen.
-            origin: Position of its record, to distinguish it from a later one with the same id.
-            tenant: Tenant whose share it counts against.
-            models: Models that may answer it; None for all.
+            origin: The position of its record, to distinguish it from a later one with the same id.
+            tenant: The tenant whose share it counts against.
+            models: The models that may answer it; None for all.
 
         Raises:
             AdmissionRejected: none of the query's models is served, and there is no free slot for such queries.
@@ -131,7 +131,7 @@ class Admission:
             self._unqueue(query_id)
 
     def leave(self, query_id: str) -> None:
-        """Release the slot of a query. An unknown query is not an error, because it may belong to another process."""
+        """Release a query's slot. An unknown query is not an error, because it may belong to another process."""
         if (place := self._open.pop(query_id, None)) is not None:
             kind = self._kind(place)
             self._held[kind] -= 1
@@ -145,7 +145,7 @@ class Admission:
             self.leave(query_id)
 
     def ended(self, query_id: str) -> None:
-        """Record that a query has its Answer: its slot is free, and it takes none when it is redelivered."""
+        """Record that a query has its Answer: its slot is freed, and it takes none if it is redelivered."""
         self._ended.add(query_id)
         if (turn := self._unqueue(query_id)) is not None and not turn.done():
             turn.set_result(None)
@@ -156,7 +156,7 @@ class Admission:
         return query_id in self._ended
 
     def look(self) -> None:
-        """Check timeouts and update the set of served models. Call this every second, even if no query arrives."""
+        """Check timeouts and update the set of served models. Call this every second, even if no queries arrive."""
         living = self._serving() if self._serving is not None else None
         if living != self._living:
             self._living = living
@@ -192,7 +192,7 @@ class Admission:
     def _kind(self, place: _Seat) -> tuple[bool, str]:
         """Return whether a query is served, and its tenant.
 
-        A query that any model may answer counts as served; otherwise, before the first heartbeat, none would be.
+        A query that any model may answer is considered served; otherwise none would be before the first heartbeat.
         """
         served = self._living is None or place.models is None or bool(place.models & self._living)
         return served, place.tenant
@@ -233,7 +233,7 @@ class Admission:
 
 # References and graders that could never grade an answer are refused before a configuration is chosen.
 #
-# Patterns and schemas are compiled in a grading process, because some take minutes to compile. Those that compiled are
+# Patterns and schemas are compiled in a grading process, because some take minutes to compile. Those that compile are
 # cached, because clients send the same ones repeatedly.
 
 log = logging.getLogger("streams.grader-checks")
@@ -243,7 +243,7 @@ _REMEMBERED: Final = 4096
 
 
 class GraderChecks:
-    """Checks references and graders of queries, with fair turns for tenants."""
+    """Checks queries' references and graders, with fair turns for tenants."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -253,7 +253,7 @@ class GraderChecks:
         self._passed = RecentIds(_REMEMBERED)
 
     async def check(self, query: Query) -> None:
-        """Refuse a query whose answer could not be graded, whichever model gives it.
+        """Refuse a query whose answer could not be graded, whichever model it came from.
 
         A plain reference without a grader is not checked here; its Reward reports what is wrong with it.
 

@@ -1,6 +1,6 @@
 """The aggregator service: joins Decision, Answer, Feedback and Due in one table; writes Rewards and expired Answers.
 
-The four topics have equal partition counts, so one worker gets all records of a query and handles them one at a time:
+The four topics have equal partition counts, so one worker gets all of a query's records and handles them one at a time:
 each reads the row that the previous one wrote. Feedback from a client with a different partitioner (librdkafka's
 default, or no key) may arrive in a different partition; it is forwarded to the query's partition and handled there.
 
@@ -9,12 +9,13 @@ overdue deadlines as Due records, so that they are handled in order.
 
 There is no order across topics. When a query's deadline passes, an `expired` Answer is sent, and the first Answer on
 `answer` counts. Any other deadline takes effect only once everything appended by then to the topics it waits for has
-been delivered, because records that arrived in time while no aggregator ran are not late. So a worker acts only on a
-Due that its own timer sent in this assignment; an older one may precede those records in its query's queue.
+been delivered, because records that arrived in time while no aggregator was running are not late. A worker therefore
+acts only on a Due sent by its own timer in this assignment; an older one may precede those records in its query's
+queue.
 
-The number of rewards that wait for feedback is limited, in total and per account, with an equal share for each
-partition. The rows of the partition determine which rewards are closed early (`OpenRewards`). Each is closed by a Due,
-as if its deadline had just passed.
+The number of rewards waiting for feedback is limited, in total and per account, with an equal share for each partition.
+The partition's rows determine which rewards are closed early (`OpenRewards`). Each is closed by a Due, as if its
+deadline had just passed.
 """
 
 import logging
@@ -55,7 +56,7 @@ from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
 
-# Interval of the timer, and time after which a Due that had no effect is sent again. Its append time may have been
+# The timer's interval, and the time after which a Due that had no effect is sent again. It may have been appended
 # before the deadline, if this machine's clock is ahead of the broker's.
 _TICK_S = 0.5
 _AGAIN_MS = 15_000
@@ -63,17 +64,17 @@ _AGAIN_MS = 15_000
 # Minimum time between two requests for the end offsets of the topics that deadlines wait for.
 _ASK_MS = 2_000
 
-# Maximum answers waiting for a grader, as a multiple of the concurrency. Their partition's committed offset waits for
-# them, and reading pauses once it is `WINDOW` times the concurrency behind.
+# Maximum number of answers waiting for a grader, as a multiple of the concurrency. Their partition's committed offset
+# waits for them, and reading pauses once that offset is `WINDOW` times the concurrency behind.
 _AT_GRADERS = 2
 
-# Maximum closed queries to remember, so that later records do not reopen them. They are read again at startup.
+# Maximum number of closed queries to remember, so that later records do not reopen them. They are reread at startup.
 _CLOSED = 200_000
 
-# Maximum remembered queries that were rejected before a Decision, over all partitions.
+# Maximum number of queries rejected before a Decision to remember, over all partitions.
 _REJECTED = 100_000
 
-# Maximum remembered provisional Rewards with a term that could not be computed, each until its query is closed.
+# Maximum number of provisional Rewards with a term that could not be computed to remember, each until its query closes.
 _UNGRADED = 10_000
 
 Message = Decision | Answer | Feedback | Due
@@ -95,11 +96,11 @@ class MisplacedRecord(UniscaleError):
 
 
 class GradersBusy(UniscaleError):
-    """Too many answers of a tenant wait for a grader. Send fewer at once, or references that are quicker to grade."""
+    """Too many of a tenant's answers wait for a grader. Send fewer at once, or references that are quicker to grade."""
 
 
 class AggregatorService(KeyedService[JoinRow]):
-    """Joins the records of each query of a deployment."""
+    """Joins the records of each query in a deployment."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -135,24 +136,24 @@ class AggregatorService(KeyedService[JoinRow]):
         self._open: dict[int, OpenRewards] = {}
         # When each query's reward was picked to be closed early, ms since the epoch.
         self._crowded: dict[str, int] = {}
-        # The deadlines of rows, by the time of their next check.
+        # The rows' deadlines, by the time of their next check.
         self._due = PriorityQueue[_Overdue]()
         topics = runtime.topics
         self._awaited = {
             "feedback": (topics.feedback,),
             "crowded": (topics.feedback,),
-            # The Decision contains the time that a Feedback waits for its Answer.
+            # The Decision says how long Feedback waits for its Answer.
             "parked": (topics.answer, topics.decision),
             "forget": (topics.decision,),
         }
         # By topic and partition, the append time in ms up to which everything has been delivered.
         self._delivered_ms: dict[tuple[str, int], int] = {}
         self._asked_ms = 0
-        # By topic and partition, passed deadlines that wait until every record that may have been in time is delivered.
+        # By topic and partition, passed deadlines waiting until every record that may have been in time is delivered.
         self._held: dict[tuple[str, int], PriorityQueue[_Overdue]] = {}
         # When the timer first sent a Due in this assignment, ms since the epoch.
         self._sent: dict[_Overdue, int] = {}
-        # Deadlines that have passed and that their rows still have.
+        # Deadlines that have passed but are still in their rows.
         self._passed: set[_Overdue] = set()
 
     @classmethod
@@ -228,8 +229,8 @@ class AggregatorService(KeyedService[JoinRow]):
     def _misplaced(self, message: Message, at: ConsumerRecord, partition: int) -> Effects[JoinRow]:
         """Forward a client's feedback to its query's partition; refuse records that only services may write.
 
-        If a crash causes a second copy, it is a duplicate in that partition. The append time is that of the forwarded
-        record, so the time to forward it counts against its deadline.
+        A second copy, caused by a crash, is a duplicate in that partition. Its append time is that of the forwarded
+        record, so the time taken to forward it counts against its deadline.
         """
         if isinstance(message, Feedback):
             out = Outgoing(at.topic, key_of(message.query_id), at.value or b"", partition)
@@ -357,7 +358,7 @@ class AggregatorService(KeyedService[JoinRow]):
             metrics.reward.labels(reward.kind).observe(reward.reward)
 
     def _observe_cohort(self, reward: Reward, cohort: Cohort) -> None:
-        """Count a closed query for its cohort, as `Uplift` does: a failure is a wrong answer."""
+        """Count a closed query towards its cohort, as `Uplift` does: a failure is a wrong answer."""
         status = reward.status
         if status in UNCOUNTED:
             return
@@ -381,7 +382,7 @@ class AggregatorService(KeyedService[JoinRow]):
                 gauge.labels(bound).set(number)
 
     def _watch(self, before: JoinRow | None, after: JoinRow | None) -> None:
-        """Replace the tracked deadlines of a row that has changed."""
+        """Replace the tracked deadlines of a changed row."""
         had, has = self._deadlines(before), self._deadlines(after)
         for each in had - has:
             self._due.remove(each)
@@ -404,7 +405,7 @@ class AggregatorService(KeyedService[JoinRow]):
             self._crowded.pop(before.query_id, None)
 
     def _open_beside(self, row: JoinRow) -> OpenRewards:
-        """Return the open rewards of a row's partition."""
+        """Return the open rewards in a row's partition."""
         partitions, queries = self.runtime.settings.kafka.join_partitions, self.runtime.settings.queries
         partition = partition_for(key_of(row.query_id), partitions)
         if partition not in self._open:
@@ -413,7 +414,7 @@ class AggregatorService(KeyedService[JoinRow]):
         return self._open[partition]
 
     def _crowd(self, now_ms: int) -> None:
-        """Schedule the rewards beyond the limits to be closed early."""
+        """Schedule rewards beyond the limits to be closed early."""
         for rewards in self._open.values():
             for query_id in rewards.beyond():
                 self._crowded[query_id] = now_ms
@@ -484,9 +485,9 @@ class AggregatorService(KeyedService[JoinRow]):
                 delivered[part] = max(up_to_ms, delivered.get(part, -1))
 
     def _release(self) -> None:
-        """Recheck the deadlines up to which everything has been delivered, and those of revoked partitions.
+        """Recheck deadlines if everything up to them has been delivered, or if their partitions were revoked.
 
-        The rows of held deadlines are not read before that, however many there are.
+        Held deadlines' rows are not read before that, however many there are.
         """
         for part, held in list(self._held.items()):
             topic, partition = part
@@ -497,7 +498,7 @@ class AggregatorService(KeyedService[JoinRow]):
                 del self._held[part]
 
     def _unread(self, kind: str, deadline_ms: int, partition: int) -> tuple[str, int] | None:
-        """Return a topic and partition that may hold unread records older than a deadline; None if there is none."""
+        """Return a topic and partition that may contain unread records older than a deadline; None if there is none."""
         parts = ((topic, partition) for topic in self._awaited.get(kind, ()))
         return next((part for part in parts if self._delivered_ms.get(part, -1) < deadline_ms), None)
 
@@ -515,7 +516,7 @@ class AggregatorService(KeyedService[JoinRow]):
         return partition if (query_id, kind, deadline_ms) in self._deadlines(row) else None
 
     def _deadlines(self, row: JoinRow | None) -> set[_Overdue]:
-        """Return the deadlines of a row, including that of a reward to be closed early; empty for None."""
+        """Return a row's deadlines, including that of a reward to be closed early; empty for None."""
         if row is None:
             return set()
         found = {(row.query_id, str(due.kind), due.deadline_ms) for due in dues(row)}

@@ -18,11 +18,11 @@ from streams.runtime.runtime import Runtime
 log = logging.getLogger("streams.executor")
 
 CHUNK_S = 0.1
-"""Seconds between two chunks of an answer."""
+"""Seconds between two chunks of the same answer."""
 
 
 class AnswerChunks:
-    """The chunks that one call of the executor's handler sends while it drafts.
+    """The chunks that one call to the executor's handler sends while it drafts.
 
     Attributes:
         began: Whether a client may have read some of the attempt's answer, from a chunk or from an earlier step. Then

@@ -57,11 +57,11 @@ log = logging.getLogger("streams.decider")
 # The configured policy, and a catalogue's actions as the policy sees them.
 
 WARM_UP: Final = 50
-"""Rounds of uniform choice with which the paper's policies warm up (§5)."""
+"""Number of uniformly random rounds that the paper's policies warm up with (§5)."""
 
 
 def policy_of(settings: Settings, encoder: Encoder) -> Policy:
-    """Return the configured policy, without actions yet, and limit this process to one BLAS thread.
+    """Return the configured policy, which has no actions yet, and limit this process to one BLAS thread.
 
     The last bits of a matrix product depend on the number of threads, and decisions must not depend on the number of
     cores. The products are too small to gain from more threads.
@@ -93,7 +93,7 @@ def action_vectors(
     *,
     pairs: Sequence[tuple[int, int]] = PAIRS,
 ) -> Sequence[ActionVector]:
-    """Return every action of a catalogue with these (QP, CP), each with the embedding of its description."""
+    """Return every action in a catalogue that has one of these (QP, CP), each with its description's embedding."""
     actions = list(uis_space(catalogue, pairs))
     models = {model.name: model for model in catalogue.models}
     rows = embed_actions(encoder, describe_actions(actions, catalogue), cache)
@@ -105,7 +105,7 @@ def action_vectors(
 
 
 def sized(catalogue: Catalogue) -> list[ActionVector]:
-    """Return a catalogue's models with their sizes: all that a prior must match, because it has its own vectors."""
+    """Return a catalogue's models and their sizes. A prior must match nothing else, because it has its own vectors."""
     return [
         ActionVector(each.name, each.name, np.zeros(0), float(each.parameters), each.base)
         for each in catalogue.models
@@ -138,7 +138,7 @@ def read_prior(path: Path) -> bytes:
 
 
 def baseline_of(settings: Settings, catalogue: Catalogue, space: ActionSpace) -> str:
-    """Return the action that every query gets until the first answer has been graded; empty if there is none.
+    """Return the action for every query until the first answer has been graded; empty if there is none.
 
     It is the control group's action or, if that is not on offer, the smallest search with the catalogue's first model.
     If one verifier scores all models, there is no baseline, and the policy learns from scores.
@@ -175,12 +175,12 @@ def check_control_group(settings: Settings, control: Control) -> None:
 
 
 class PendingDecisions:
-    """The decisions that still await a reward. Recovered ones are counted, but have no age."""
+    """The decisions still awaiting a reward. Recovered ones are counted, but have no age."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._count = 0
-        # Append times of their Contexts, oldest first, in ms.
+        # The append times of their Contexts, oldest first, in ms.
         self._since_ms: dict[str, int] = {}
 
     def recovered(self, count: int) -> None:
@@ -190,12 +190,12 @@ class PendingDecisions:
         self.runtime.metrics.pending.set(count)
 
     def add(self, attempt: str, appended_ms: int) -> None:
-        """Count the decision of an attempt, with the append time of its Context in ms since the epoch."""
+        """Count an attempt's decision, given the append time of its Context in ms since the epoch."""
         self._count += 1
         self._since_ms[attempt] = appended_ms
 
     def heard(self, attempt: str) -> None:
-        """Stop tracking the age of a decision whose reward has arrived but is not learned from yet."""
+        """Stop tracking the age of a decision whose reward has arrived but has not been learned from yet."""
         self._since_ms.pop(attempt, None)
 
     def remove(self, attempt: str) -> None:
@@ -225,7 +225,7 @@ class DriftNotice:
         self._known: Mapping[str, Drift] = {}
 
     def recovered(self, policy: Policy) -> None:
-        """Set the metrics from the recovered policy. Drift that it had already detected has been logged before."""
+        """Set the metrics from the recovered policy. Drift it had already detected was logged at the time."""
         self._known = policy.drifted()
         for model, drift in self._known.items():
             self._metrics.cost_drift.labels(model).set(drift.cost)
@@ -257,7 +257,7 @@ class DriftNotice:
 
 
 class RoomNotice:
-    """Logs the categories of requests for which there is no room, and those for which there is room again."""
+    """Logs the categories of requests that there is no room for, and those that there is room for again."""
 
     def __init__(self) -> None:
         self._known = frozenset[str]()
@@ -275,18 +275,18 @@ class RoomNotice:
             log.info("room for categories: %s", ", ".join(back))
 
 
-# Reports on objectives with a target: the budget account as metrics, and a log line when the target becomes
-# unreachable (with the best that can be reached) and when it can be met again.
+# Reports on objectives with a target: the budget account as metrics, and a log line when the target becomes unreachable
+# (with the best value that can be reached) and when it can be met again.
 
 EVERY: Final = 100
-"""Decisions of an objective between two checks: a check predicts every configuration on every recent query."""
+"""Decisions between two checks of an objective: a check predicts every configuration on every recent query."""
 
 
 class Pacing:
-    """Metrics and log lines of the objectives with a target.
+    """Metrics and log lines for objectives with a target.
 
     Args:
-        metrics: Where budget accounts are reported.
+        metrics: The metrics that budget accounts are reported in.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -326,7 +326,7 @@ class Pacing:
             gauge.remove_by_labels({"objective": name})
 
     def _show(self, name: str, target: Target, account: BudgetStatus | None, *, in_usd: bool) -> None:
-        """Set the metrics of a named objective. Queries' own targets get none: each would create a time series."""
+        """Set a named objective's metrics. Queries' own targets get none: each would create a time series."""
         if account is None:
             return
         self._shown[name] = target.key
@@ -367,7 +367,7 @@ class Pacing:
 
 
 _AGAIN_S: Final = 30.0
-"""Seconds until the encoder is retried after it failed to embed a model's actions. Decisions wait during each try."""
+"""Seconds before retrying the encoder after it failed to embed a model's actions. Decisions wait during each try."""
 
 _REFUSALS: Final = (EncoderRefused, BadEmbedding)
 """Encoder errors caused by one text; any other error would occur for every text."""
@@ -378,12 +378,12 @@ class NotEmbedded(Unavailable):
 
 
 class Offered(NamedTuple):
-    """The actions of a catalogue that are offered.
+    """The actions on offer from a catalogue.
 
     Attributes:
-        version: Offset in `control` of the last change to the catalogue.
-        space: The offered actions.
-        whole: Whether these are all actions of the catalogue; if not, the others wait for the encoder.
+        version: The offset in `control` of the last change to the catalogue.
+        space: The actions on offer.
+        whole: Whether these are all of the catalogue's actions; if not, the others are waiting for the encoder.
     """
 
     version: int
@@ -391,11 +391,11 @@ class Offered(NamedTuple):
     whole: bool
 
 
-# The service's learner: recovered from its log, and offering the actions of the current catalogue.
+# The service's learner: recovered from its log, and offering the current catalogue's actions.
 
 
 class ShardLearner:
-    """Recovers the learner of this shard, updates its actions and writes its rows. Callers hold the service's lock.
+    """Recovers this shard's learner, updates its actions and writes its rows. Callers must hold the service's lock.
 
     Args:
         runtime: The service's runtime.
@@ -406,7 +406,7 @@ class ShardLearner:
     Attributes:
         decider: The learner; None until it has recovered, and while another worker may be the learner.
         log: Its log on the broker.
-        offered: The offered actions; None before the first offer.
+        offered: The actions on offer; None before the first offer.
     """
 
     def __init__(
@@ -427,7 +427,7 @@ class ShardLearner:
         self._ask_encoder_s = 0.0
 
     async def ready(self) -> Decider:
-        """Return the learner, offering the current catalogue except for models that wait for the encoder.
+        """Return the learner, offering the current catalogue except for models waiting for the encoder.
 
         Raises:
             CorruptState: The learner is not recovered yet, and its log is incomplete.
@@ -467,7 +467,7 @@ class ShardLearner:
         return decider
 
     def show(self, decider: Decider) -> None:
-        """Set the gauges of the learner's progress."""
+        """Set the gauges for the learner's progress."""
         self.runtime.metrics.policy_version.set(decider.policy.version)
         self.runtime.metrics.sequence.set(decider.seq)
 
@@ -478,17 +478,17 @@ class ShardLearner:
         return self.decider
 
     def offers(self, catalogue_version: int) -> bool:
-        """Return whether the learner offers this catalogue, except for models that wait for the encoder."""
+        """Return whether the learner offers this catalogue, except for models waiting for the encoder."""
         return self.offered is not None and self.offered.version == catalogue_version
 
     async def vectors(
         self, decider: Decider, catalogue: Catalogue
     ) -> tuple[ActionSpace, Sequence[ActionVector]]:
-        """Return the actions of a catalogue that can be offered: all, or those embedded so far.
+        """Return the actions in a catalogue that can be offered: all of them, or those embedded so far.
 
-        Each new model is embedded separately, so that one that the encoder refuses does not hold up the others. Waiting
-        models are retried after 30 s. The first offer fixes the centre of the vectors, so it is not made while the
-        encoder is unavailable.
+        Each new model is embedded separately, so that a model refused by the encoder does not hold up the others.
+        Waiting models are retried after 30 s. The first offer fixes the centre of the vectors, so it is not made while
+        the encoder is unavailable.
 
         Raises:
             NotEmbedded: No action can be offered.
@@ -522,7 +522,7 @@ class ShardLearner:
         return ActionSpace(left), [found[action.id] for action in left]
 
     def row(self, query_id: str) -> bytes | None:
-        """Return the row of a query, or None."""
+        """Return a query's row, or None if it has no row."""
         return self.log.table.get(key_of(query_id))
 
     @contextmanager
@@ -568,14 +568,13 @@ class ShardLearner:
         try:
             records = self._begun(decider, prior, control.catalogue)
         except PriorRefused as error:
-            # Models may have been added or removed before the learner first started: the prior may match the file
-            # instead.
+            # If models were added or removed before the learner first started, the prior may match the file instead.
             try:
                 records = self._begun(decider, prior, control.base)
             except PriorRefused:
                 if asked:
                     raise error from None
-                # The catalogue's prior is optional: it fits one policy, one encoder and the models of the file.
+                # The catalogue's prior is optional: it fits one policy, one encoder and the models in the file.
                 log.info("the learner starts without a prior: %s", error)
                 return
         try:
@@ -585,7 +584,7 @@ class ShardLearner:
         log.info("the learner begins from prior %s", decider.prior)
 
     def _begun(self, decider: Decider, prior: bytes, catalogue: Catalogue) -> list[tuple[bytes, bytes]]:
-        """Start the learner from a prior for the models of a catalogue; return the rows to write.
+        """Start the learner from a prior for a catalogue's models; return the rows to write.
 
         Raises:
             PriorRefused: the prior does not fit; nothing has changed.
@@ -593,7 +592,7 @@ class ShardLearner:
         return decider.begin(prior, sized(catalogue), self.log.chunk_bytes, catalogue.cost_basis)
 
     async def embedded(self, catalogue: Catalogue) -> Sequence[ActionVector]:
-        """Return the actions of a catalogue as the policy sees them. Slow for those not in the cache.
+        """Return a catalogue's actions as the policy sees them. Slow for actions that are not in the cache.
 
         Raises:
             EncoderError: The encoder returned no vector.
@@ -604,7 +603,7 @@ class ShardLearner:
         )
 
     def _is_current(self) -> bool:
-        """Return whether every action of the current catalogue that can be offered is on offer."""
+        """Return whether every action in the current catalogue that can be offered is on offer."""
         offered = self.offered
         if offered is None or offered.version != self.runtime.control.catalogue_version:
             return False
@@ -629,9 +628,9 @@ class ShardLearner:
         log.info("on offer: %s", ", ".join(space.models))
 
 
-# One partition and one lock give decisions and updates a single order (`OrderedService`). The state behind a decision
-# is on the broker before the decision is sent. A redelivered Context gets the stored bytes; a redelivered Reward
-# changes nothing. `agents.decider` contains the logic.
+# A single partition and lock put decisions and updates in one order (`OrderedService`). The state behind a decision is
+# on the broker before the decision is sent. A redelivered Context gets the stored bytes; a redelivered Reward changes
+# nothing. `agents.decider` contains the logic.
 
 
 class DeciderService(OrderedService):
@@ -652,9 +651,9 @@ class DeciderService(OrderedService):
         self.room = RoomNotice()
         self.lock = asyncio.Lock()
         self._beats_awaited = False
-        self._at_baseline = False  # whether a query has got the baseline since the start
+        self._at_baseline = False  # whether any query has been given the baseline since the start
         self._contexts: dict[str, QueryContext] = {}  # Contexts for a batch of AttemptFailed, by query
-        # Offset of the last AttemptFailed in the batch that is being handled; -1 if the batch has none.
+        # The offset of the last AttemptFailed in the batch being handled; -1 if the batch has none.
         self._last_failure = -1
 
     @classmethod
@@ -671,7 +670,7 @@ class DeciderService(OrderedService):
         return service
 
     async def prepare(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
-        """Read the Contexts of queries to decide again. The broker may be slow, so others are decided meanwhile."""
+        """Read the Contexts of queries to decide again. If the broker is slow, other queries are decided meanwhile."""
         if kind is AttemptFailed:
             self._contexts = {}
             await self._read_contexts(batch)
@@ -728,7 +727,7 @@ class DeciderService(OrderedService):
         The others are decided too, so that their deadline starts and they end in an `expired` Answer rather than none.
 
         Args:
-            space: The offered actions.
+            space: The actions on offer.
         """
         state = self.runtime.control.state
         waiting = frozenset(state.catalogue.model_names).difference(space.models)
@@ -783,7 +782,7 @@ class DeciderService(OrderedService):
                 self.pacing.decided(decision.objective, policy, decision.query.account)
 
     def _learn(self, batch: Sequence[tuple[Reward, ConsumerRecord]]) -> BatchEffects:
-        """Apply each reward that is new."""
+        """Apply each new reward."""
         told = [(reward, at.offset) for reward, at in batch]
         results = self.learner.live.learn(told, self.learner.row)
         done = list(zip(batch, results, strict=True))
@@ -802,7 +801,7 @@ class DeciderService(OrderedService):
         self._contexts |= {context.query_id: context for context in found if context is not None}
 
     async def _context(self, record: AttemptFailed) -> QueryContext | None:
-        """Return the Context of a query; None if it is gone, or if the learner does not know the query.
+        """Return a query's Context; None if it is gone, or if the learner does not know the query.
 
         Raises:
             Unavailable: The broker cannot be read.
@@ -830,13 +829,13 @@ class DeciderService(OrderedService):
         return Failure(record, at.offset, context, None if cost is None else cost.cost or None, in_time)
 
     def _in_time(self, context: QueryContext) -> bool:
-        """Return whether a search for a query could still begin."""
+        """Return whether a query still has time for a search to begin."""
         timeout_s = context.query.timeout_s or self.runtime.settings.queries.timeout_s
         until_ms = context.appended_ms + timeout_s * SearchRules().search_share * 1000
         return not context.appended_ms or self.runtime.clock.now_ms() < until_ms
 
     def _retry(self, batch: Sequence[tuple[AttemptFailed, ConsumerRecord]]) -> BatchEffects:
-        """Decide again for the query of each failed attempt, or end it with the Answer of that attempt."""
+        """Decide each failed attempt's query again, or end it with that attempt's Answer."""
         assert self.learner.offered is not None, "nothing is on offer"
         self._last_failure = batch[-1][1].offset
         living, _ = self.environments(self.learner.offered.space)
@@ -925,7 +924,7 @@ class DeciderService(OrderedService):
             metrics.masked.labels(model).inc()
 
     async def _wait_for_executors(self) -> None:
-        """Wait once, briefly, for the first heartbeats, because all models would look dead until then."""
+        """Wait once, briefly, for the first heartbeats; until then all models would look dead."""
         if self._beats_awaited:
             return
         deadline = self.runtime.monotonic() + self.runtime.settings.executor.heartbeat_grace_s
@@ -936,7 +935,7 @@ class DeciderService(OrderedService):
         self._beats_awaited = True
 
     async def _recovered(self) -> None:
-        """Rebuild the learner before reading starts, because the log determines the offset to continue from.
+        """Rebuild the learner before reading starts, because the log determines where reading continues.
 
         The models are offered here too, so that the first query does not wait for the offer.
         """

@@ -41,7 +41,7 @@ class EmbedderService(KeyedService[None]):
         self.runtime = runtime
         self.encoder = encoder
         kafka, most = runtime.settings.kafka, runtime.settings.queries.max_in_flight
-        # Maximum queries that may be redelivered after a restart.
+        # Maximum number of queries that may be redelivered after a restart.
         self._again = max(4 * most, WINDOW * kafka.concurrency * kafka.query_partitions)
         self.admission = Admission(
             most, runtime.monotonic, runtime.control.serving, remembered=4 * self._again
@@ -65,7 +65,7 @@ class EmbedderService(KeyedService[None]):
         """Wait for admission, embed the query and forward it.
 
         Raises:
-            UniscaleError: the text has no vector, or no model of the catalogue, or no grader, accepts the query.
+            UniscaleError: the text has no vector, or the query is accepted by no model in the catalogue or no grader.
         """
         query, runtime = message, self.runtime
         await self._graders.check(query)
@@ -85,7 +85,7 @@ class EmbedderService(KeyedService[None]):
         return Effects(send=[Outgoing(runtime.topics.context, SHARD, encode(context))])
 
     def _able(self, query: Query) -> frozenset[str] | None:
-        """Return the models that may answer a query, without those that lack what it requires; None for all.
+        """Return the models that may answer a query, without those lacking something it requires; None for all.
 
         Raises:
             InvalidField: There is no such model.
@@ -105,8 +105,8 @@ class EmbedderService(KeyedService[None]):
         """Return whether a query whose record was refused should get an Answer.
 
         Its own slot does not matter, because the Answer frees it. But if an earlier record with that id has a slot, the
-        earlier query will get its Answer, which must not come from a broken second record. A query that has ended has
-        its Answer already.
+        earlier query will get its Answer, which must not come from a broken second record. A query that has ended
+        already has its Answer.
         """
         return self.admission.origin(query_id) in (None, origin) and not self.admission.has_ended(query_id)
 
@@ -116,7 +116,7 @@ class EmbedderService(KeyedService[None]):
             self.admission.look()
 
     async def _embed(self, arrival: ArrivedQuery, timeout_s: float, began_s: float) -> QueryContext:
-        """Return a query's Context, with the time since `began_s` spent waiting for a turn and for a vector."""
+        """Return a query's Context, including how long it has waited since `began_s` for a turn and for a vector."""
         rounds = 0
         while True:
             async with self._encoding.turn(arrival.query.account):
@@ -129,12 +129,12 @@ class EmbedderService(KeyedService[None]):
                 except EncoderUnavailable as error:
                     self.runtime.metrics.engine_faults.labels("embedder").inc()
                     if self.runtime.clock.now_ms() > arrival.appended_ms + timeout_s * 1000:
-                        # The client no longer waits, and the query itself may be crashing the server.
+                        # The client is no longer waiting, and the query itself may be crashing the server.
                         raise NotEmbeddedInTime(
                             f"timeout_s: {timeout_s:g} s are over, and {error}"
                         ) from error
                     if not isinstance(error, TextUnanswered):
-                        # The server is down through no fault of a query: the backlog waits until it is back.
+                        # The server is down, and no query is at fault: the backlog waits until it is back.
                         raise Unavailable(f"the encoder: {error}") from error
                     rounds += 1
                     if rounds == _ROUNDS:

@@ -1,4 +1,4 @@
-"""Fair queueing of a resource among tenants: the tenant that has used the least time is next.
+"""Fair queueing for a resource shared by tenants: the tenant that has used the least time is next.
 
 Without this, a tenant with many references that are slow to grade, or many texts that are slow to encode, would block
 everyone.
@@ -14,7 +14,7 @@ from schemas.errors import UniscaleError
 
 
 class QueueFull(UniscaleError):
-    """Too much work of a tenant waits for its turn. Send less at once, or requests that take less time."""
+    """Too much of a tenant's work is waiting for its turn. Send less at once, or requests that take less time."""
 
 
 class FairQueue:
@@ -23,9 +23,10 @@ class FairQueue:
     Only tenants with waiting or running work are tracked. A new tenant starts with the least time that any has used.
 
     Args:
-        at_once: Number of concurrent turns.
-        clock: Monotonic clock, in seconds.
-        most: Maximum number of waiting calls. A single tenant may use all; with several, each has a guaranteed share.
+        at_once: The number of concurrent turns.
+        clock: A monotonic clock, in seconds.
+        most: Maximum number of waiting calls. A single tenant may use them all; with several, each has a guaranteed
+            share.
     """
 
     def __init__(self, at_once: int, clock: Callable[[], float], *, most: float = math.inf) -> None:
@@ -41,7 +42,7 @@ class FairQueue:
         """Wait for a turn, which lasts until the block ends.
 
         Raises:
-            QueueFull: too many wait, and this tenant has the most of them.
+            QueueFull: too many calls are waiting, and this tenant has the most of them.
         """
         await self._wait(tenant)
         began_s = self._clock()

@@ -1,4 +1,4 @@
-"""The heartbeats of an executor, with the states of its models, and the probes on which these states depend."""
+"""An executor's heartbeats, with the states of its models, and the probes that these states depend on."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ log = logging.getLogger("streams.executor")
 
 
 class Heartbeats:
-    """Sends the heartbeats of one executor, and has its models loaded and probed.
+    """Sends one executor's heartbeats, and has its models loaded and probed.
 
     Args:
         runtime: The executor's runtime.
-        engines: The engines of its group.
-        busy: Ids of the queries in flight; the executor changes it.
+        engines: Its group's engines.
+        busy: Ids of the queries in flight, which the executor updates.
     """
 
     def __init__(self, runtime: Runtime, engines: GroupEngines, busy: Collection[str]) -> None:
@@ -35,7 +35,7 @@ class Heartbeats:
         return [m for m in self._runtime.control.catalogue.models if m.group == self._runtime.group]
 
     async def send_regularly(self) -> None:
-        """Send a heartbeat every `heartbeat_s`, after starting to load the models that are new or have changed."""
+        """Send a heartbeat every `heartbeat_s` seconds, first starting to load any new or changed models."""
         runtime = self._runtime
         while True:
             here = self.models()
@@ -54,7 +54,7 @@ class Heartbeats:
     async def probe_regularly(self) -> None:
         """Probe suspended endpoints, separately from the heartbeat, because one that hangs must not silence its group.
 
-        Models whose queries failed get the operator's probe question.
+        Models whose queries failed are asked the operator's probe question.
         """
         while True:
             await self._engines.probe()

@@ -1,4 +1,4 @@
-"""Engines and verifiers of this process, from catalogue and settings, and the watchdog for vLLM."""
+"""This process's engines and verifiers, from the catalogue and the settings, and the watchdog for vLLM."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ _LOOK_S = 10.0
 
 
 async def watch_vllm(host: Callable[[], EngineHost | None]) -> NoReturn:
-    """Check periodically whether vLLM in this process hangs.
+    """Check periodically whether vLLM is hanging in this process.
 
     Args:
         host: Returns vLLM's host; None if vLLM does not run here.
@@ -50,7 +50,7 @@ async def unless_vllm_hangs(host: Callable[[], EngineHost | None], start: Corout
 
 
 def engines_of(settings: Settings, base: Catalogue) -> GroupEngines:
-    """Return the engines of one executor group, none loaded yet.
+    """Return one executor group's engines, none of which is loaded yet.
 
     Args:
         settings: The deployment's settings.
@@ -60,7 +60,7 @@ def engines_of(settings: Settings, base: Catalogue) -> GroupEngines:
 
 
 async def verifier_of(settings: Settings, entry: VerifierModel, base: Catalogue) -> Verifier:
-    """Load a verifier and return it; with a recording, return the recorded verifier."""
+    """Load and return a verifier, or return the recorded verifier if there is a recording."""
     if (recording := _recording(settings)) is not None:
         return RecordedVerifier(recording)
     return await start_verifier(entry, hosting_options(settings, base))
@@ -72,7 +72,7 @@ def _recording(settings: Settings) -> Recording | None:
 
 
 def hosting_options(settings: Settings, base: Catalogue) -> HostingOptions:
-    """Return the settings' options for loading and calling models; for `base`, see `engines_of`."""
+    """Return the options for loading and calling models, from the settings; for `base`, see `engines_of`."""
     return HostingOptions(
         device=settings.engine.device,
         threads=settings.engine.threads or None,
@@ -90,7 +90,7 @@ def hosting_options(settings: Settings, base: Catalogue) -> HostingOptions:
 
 
 def keys_of(settings: Settings, base: Catalogue) -> Keys:
-    """Return the API keys for the endpoints; only endpoints in the catalogue file get the shared key."""
+    """Return the endpoints' API keys; only endpoints in the catalogue file get the shared key."""
     endpoints = [each.endpoint for each in base.models] + [each.endpoint for each in base.verifiers]
     urls = [url for endpoint in endpoints for url in endpoint.servers if not endpoint.key_env]
     named = [

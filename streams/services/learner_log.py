@@ -1,7 +1,7 @@
 """The learner's log on the broker: recovery at startup, and the snapshots that bound the log and memory.
 
-The log is the changelog of the decider's table. Snapshots have their own topic, and each records the log offset up to
-which it is complete. Startup reads the snapshots, then the log from the offset of the older of the two that are kept.
+The log is the changelog of the decider's table. Snapshots have their own topic, and each records the log offset it is
+complete up to. Startup reads the snapshots, and then the log from the offset of the older of the two that are kept.
 The log, not the consumer group, is authoritative. If the committed offset is behind the log, redelivered records are
 recognised; if it is ahead, it is rewound, so that the skipped records are read.
 """
@@ -35,9 +35,9 @@ class LearnerLog:
     """The decider's table, with its recovery and its snapshots.
 
     Attributes:
-        table: Rows by key, in memory: open rows, and those that are not in two snapshots yet.
-        snapshot_at: Sequence number of the newest snapshot; -1 for none.
-        retried_offset: Offset of the last AttemptFailed after which the next Decision, or the Answer, has been sent.
+        table: Rows by key, in memory: open rows, and those that are not yet in two snapshots.
+        snapshot_at: The newest snapshot's sequence number; -1 if there is none.
+        retried_offset: Offset of the last AttemptFailed that has been followed by the next Decision, or the Answer.
     """
 
     def __init__(self, runtime: Runtime, recovered: Callable[[], Awaitable[None]]) -> None:
@@ -61,7 +61,7 @@ class LearnerLog:
         self._read: MutableMapping[bytes, bytes] | None = None
         self._present: set[bytes] = set()
         self._manifests: dict[int, Manifest] = {}
-        # The newest snapshot's open decisions, and the keys of the rows written since.
+        # The newest snapshot's open decisions, and the keys of rows written since.
         self._open = OpenRows()
         self._changed: dict[bytes, None] = {}
         # Ended rows that are still in the log, with the sequence number of their last change.
@@ -105,7 +105,7 @@ class LearnerLog:
             await asyncio.sleep(0)
         self._require_current()
         self._read, self._present = None, set(snapshots)
-        # Newer snapshots were refused, so they must not cause rows to be deleted from the log.
+        # Newer snapshots were refused, so no rows may be deleted from the log because of them.
         whole = manifests(snapshots).items()
         self._manifests = {version: each for version, each in whole if version <= found.snapshot_version}
         self.snapshot_at = found.snapshot_version
@@ -149,7 +149,7 @@ class LearnerLog:
         return found
 
     async def begin(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write the prior that an empty log starts from; raises as `write` does."""
+        """Write the prior that an empty log starts from. Raises the same errors as `write`."""
         await self._post(records)
 
     async def write(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
@@ -166,7 +166,7 @@ class LearnerLog:
             self._changed.update((key, None) for key, _, _ in written)
 
     async def _write_snapshots(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write snapshot records atomically; raises as `write` does."""
+        """Write snapshot records atomically. Raises the same errors as `write`."""
         self._require_current()
         await self.table.post(self.topic, records)
 
@@ -175,7 +175,7 @@ class LearnerLog:
             raise PartitionLost(f"{self.changelog}: another worker has it, or it is still to be read")
 
     async def snapshot_when_due(self, decider: Decider) -> None:
-        """Write a snapshot once enough has been learned since the last one, then drop rows that two snapshots contain.
+        """Write a snapshot once enough has been learned since the last one, then drop rows that are in two snapshots.
 
         Raises:
             PartitionLost: Another worker owns the learner, or the log is being recovered.
@@ -200,7 +200,7 @@ class LearnerLog:
         log.info("snapshot %d written, %d older records dropped", self.snapshot_at, dropped)
 
     def _show(self) -> None:
-        """Set the gauges of the newest snapshot; the age of a recovered one counts from now."""
+        """Set the gauges for the newest snapshot; a recovered one's age is measured from now."""
         self.runtime.metrics.snapshot_place.set(self.snapshot_at)
         self.runtime.metrics.snapshot_time.set(self.runtime.clock.now_ms() / 1000)
 
@@ -286,7 +286,7 @@ class LearnerLog:
         return start
 
     async def _snapshots(self) -> MutableMapping[bytes, bytes]:
-        """Read the snapshot records into a file: they hold every open row."""
+        """Read the snapshot records into a file, because they contain every open row."""
         return await self.runtime.log.latest(self.topic, into=FileRows(self.settings.state_path()))
 
     async def _remove_foreign(self, found: Recovered, values: Mapping[bytes, bytes]) -> None:

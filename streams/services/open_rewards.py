@@ -1,4 +1,4 @@
-"""The rewards that wait for feedback, by account, and the choice of those to close early when too many are open."""
+"""The rewards waiting for feedback, by account, and the choice of which to close early when too many are open."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ from streams.services.priority_queue import PriorityQueue
 
 
 class OpenRewards:
-    """The open rewards of a partition; those beyond its limits are closed early.
+    """A partition's open rewards; those beyond its limits are closed early.
 
-    The open rows alone determine which one is next: the oldest reward, by the append time of its Answer, of the account
-    with the most open rewards (the first by name if several tie).
+    The open rows alone determine which one is next: it is the oldest reward, by its Answer's append time, of the
+    account with the most open rewards (the first by name if several tie).
 
-    So an account with many open rewards affects only itself: others' rewards are closed only once they have as many.
+    An account with many open rewards thus affects only itself: others' rewards are closed only once they have as many.
 
     >>> rewards = OpenRewards(most=3, most_each=3)
     >>> for at_ms, (account, query_id) in enumerate(
@@ -22,15 +22,15 @@ class OpenRewards:
     ['a1', 'a2']
 
     Args:
-        most: Maximum open rewards.
-        most_each: Maximum open rewards per account.
+        most: Maximum number of open rewards.
+        most_each: Maximum number of open rewards per account.
     """
 
     def __init__(self, most: int, most_each: int) -> None:
         self._most = most
         self._most_each = most_each
         self._accounts: dict[str, PriorityQueue[str]] = {}
-        # Accounts by their negated number of open rewards: the one with the most comes first.
+        # Accounts, ordered by their negated number of open rewards: the one with the most comes first.
         self._sizes = PriorityQueue[str]()
         self._open = 0
 
@@ -42,9 +42,9 @@ class OpenRewards:
         """Add a reward.
 
         Args:
-            account: Its account.
-            answered_ms: Append time of its Answer, ms since the epoch.
-            query_id: Its query, which has no open reward yet.
+            account: The reward's account.
+            answered_ms: The append time of its Answer, ms since the epoch.
+            query_id: The reward's query, which must have no open reward yet.
         """
         self._accounts.setdefault(account, PriorityQueue()).push(answered_ms, query_id)
         self._changed(account, 1)

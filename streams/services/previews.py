@@ -1,4 +1,4 @@
-"""Previews, over HTTP: what a policy would choose for a query, and why. Nothing is learned, logged or sent."""
+"""Previews over HTTP: what a policy would choose for a query, and why. Nothing is learned, logged or sent."""
 
 import asyncio
 import hashlib
@@ -31,14 +31,14 @@ from streams.services.decider import DeciderService, baseline_of
 log = logging.getLogger("streams.decider")
 
 _MOST_WAITING: Final = 16
-"""Maximum concurrent previews. Encoding takes about 10 ms per question, one at a time; more would wait too long."""
+"""Limit on concurrent previews. Questions are encoded one at a time, in about 10 ms each; more would wait too long."""
 
 PATH: Final = "/decide"
 
 _REBIND_S: Final = 5.0
 
 _KEPT: Final = 256
-"""Maximum cached vectors: moving a slider requests many previews of one question."""
+"""Maximum number of cached vectors. Moving a slider requests many previews of one question."""
 
 _NOWHERE: Final = Origin(topic="preview", partition=0, offset=0)
 
@@ -48,7 +48,7 @@ class NotNow(Unavailable):
 
 
 class Changed(NamedTuple):
-    """The actions of a catalogue that the learner does not offer yet."""
+    """A catalogue's actions that the learner does not offer yet."""
 
     decider: Decider
     version: int
@@ -75,11 +75,11 @@ class Previews:
         self._copy: tuple[Decider, int, int, ActionSpace, Decider] | None = None
 
     async def preview(self, query: Query) -> Preview:
-        """Return what would be chosen for a query now.
+        """Return the choice that would be made for a query now.
 
         Raises:
             NotNow: This worker does not own the learner, is recovering, or has too many previews in flight.
-            UniscaleError: The error with which the query itself would be refused.
+            UniscaleError: The query itself would be refused with this error.
         """
         if self._waiting >= _MOST_WAITING:
             raise NotNow(f"{_MOST_WAITING} previews are being answered; try again")
@@ -112,7 +112,7 @@ class Previews:
         return preview(decider, context, living if living.serves(context.query) else others)
 
     async def _actions(self) -> Changed | None:
-        """Return the actions that the learner will offer from its next decision on; None if it already offers them.
+        """Return the actions that the learner will offer at its next decision; None if it already offers them.
 
         Raises:
             NotNow: None of the actions is embedded.
@@ -136,10 +136,10 @@ class Previews:
         return found
 
     async def _offering(self, changed: Changed) -> Decider:
-        """Return a copy of the learner that offers a changed catalogue, because an offer by the learner is logged."""
+        """Return a copy of the learner that offers a changed catalogue. An offer by the learner itself is logged."""
         decider, kept = changed.decider, self._copy
-        # Compare the space too, because more actions of the same version may be embedded by now, and the version too,
-        # because a model's price factor may change without changing the space.
+        # Compare the space too, because more actions of the same version may have been embedded by now, and the
+        # version, because a model's price factor may change without changing the space.
         if (
             kept is not None
             and kept[0] is decider

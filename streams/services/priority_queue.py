@@ -9,10 +9,10 @@ _SLACK = 64
 
 
 class PriorityQueue(Generic[T]):
-    """Items ordered by a number, lowest first; ties by the items' own order.
+    """Items ordered by a number, lowest first; ties are broken by the items' own order.
 
-    Removed entries stay in the heap until they make up about half of it. So removal takes amortised constant time, and
-    the heap has at most about twice as many entries as there are items.
+    Removed entries stay in the heap until they make up about half of it. Removal therefore takes amortised constant
+    time, and the heap has at most about twice as many entries as there are items.
 
     >>> queue = PriorityQueue[str]()
     >>> for number, item in (3, "c"), (1, "a"), (2, "b"):

@@ -1,4 +1,4 @@
-"""Ids of queries that were rejected before they were decided, stored as digests with the rows of the join."""
+"""Ids of queries that were rejected before they were decided, stored as digests alongside the join's rows."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from typing import Final
 from streams.runtime.table import Table
 
 KEY: Final = b"\x00rejected/"
-"""Prefix of the digests' keys. A query_id is printable ASCII, so no query's row can have a key with this prefix."""
+"""Prefix for the digests' keys. A query_id is printable ASCII, so no query's row can have a key with this prefix."""
 
 _AT_ONCE: Final = 2
 
@@ -21,9 +21,9 @@ class RejectedIds:
     one of them with probability N/2⁶⁴.
 
     Args:
-        table: The table that holds them.
-        most: Maximum ids per partition, about 250 bytes each; new ones replace the oldest.
-        keep_ms: Age of the Answer beyond which ids are removed when new ones are added.
+        table: The table to store them in.
+        most: Maximum number of ids per partition, of about 250 bytes each; new ones replace the oldest.
+        keep_ms: Ids whose Answers are older than this are removed when new ones are added.
     """
 
     def __init__(self, table: Table, most: int, keep_ms: int) -> None:
@@ -42,9 +42,9 @@ class RejectedIds:
         """Return the rows to write to remember a query, including deletions of the oldest ids.
 
         Args:
-            query_id: Its id.
-            at_ms: Append time of its Answer, ms since the epoch.
-            partition: Partition of its records.
+            query_id: The query's id.
+            at_ms: The append time of its Answer, ms since the epoch.
+            partition: The partition of its records.
         """
         key, known = _key(query_id), self._keys.get(partition, deque())
         if self._table.get(key) is not None:
@@ -67,7 +67,7 @@ class RejectedIds:
                 known.popleft()
 
     def recovered(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Start from those rows of the table that are ids."""
+        """Start from the table's rows, using those that are ids."""
         self._keys = {}
         for key, _ in sorted(rows, key=lambda row: int(row[1])):
             partition = self._table.partition_of(key)

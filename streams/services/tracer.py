@@ -1,6 +1,6 @@
 """The tracer: follows the topics and exports a trace of each query over OTLP, configured by OpenTelemetry's variables.
 
-No query waits for the tracer or needs it. A query that was sent before the tracer started has no trace.
+No query waits for the tracer or needs it. A query sent before the tracer started has no trace.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ from streams.trace import QueryTrace, SpanData, is_off, step_of
 log = logging.getLogger("streams.tracer")
 
 MOST: Final = 20_000
-"""Maximum queries kept until their Reward; the oldest are dropped first."""
+"""Maximum number of queries to keep until their Reward; the oldest are dropped first."""
 
 BATCH: Final = 512
 """Spans in one request to the collector, OpenTelemetry's default."""
 
 LINGER_S: Final = 2.0
-"""Seconds from an Answer until its trace is exported, because there is no order across topics."""
+"""Seconds to wait after an Answer before exporting its trace, because there is no order across topics."""
 
 CONTENTS: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """OpenTelemetry's environment variable for whether spans contain questions and answers."""
@@ -67,7 +67,7 @@ class TracerService:
         self._due: OrderedDict[str, float] = OrderedDict()  # when the trace of an answered query is exported
 
     async def follow(self) -> None:
-        """Read the topics from now on, and export the traces of queries that have ended."""
+        """Read new records on the topics, and export the traces of queries that have ended."""
         topics, tail = self.runtime.topics, self.runtime.log.tail
         takes = {
             topics.query: self._on_query,

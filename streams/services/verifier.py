@@ -1,4 +1,4 @@
-"""The verifier service: SearchStep in, Verification out, to the group that the step came from."""
+"""The verifier service: reads SearchSteps, and sends Verifications back to the group that each step came from."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ class UnknownGroup(UniscaleError):
 
 
 class VerifierService(KeyedService[None]):
-    """Scores steps. A redelivered step is scored again; its first Verification counts."""
+    """Scores steps. A redelivered step is scored again, but only its first Verification is used."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -36,7 +36,7 @@ class VerifierService(KeyedService[None]):
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
-        """Load the verifiers that score the models of the catalogue."""
+        """Load the verifiers that score the catalogue's models."""
         service, catalogue = cls(runtime), runtime.control.catalogue
         if said := overlong_in_words(catalogue):
             log.warning("%s", said)
@@ -45,7 +45,7 @@ class VerifierService(KeyedService[None]):
         return service
 
     async def _loaded(self, entry: VerifierModel) -> Verifier:
-        """Return a verifier; load it if a model added at run time is the first to name it."""
+        """Return a verifier, loading it if a model added at run time is the first to name it."""
         async with self._loading:
             if (known := self.verifiers.get(entry.name)) is not None:
                 return known
@@ -60,7 +60,7 @@ class VerifierService(KeyedService[None]):
             return verifier
 
     async def _verifier(self, step: SearchStep) -> Verifier:
-        """Return the verifier of a step.
+        """Return a step's verifier.
 
         Raises:
             ServingError: the catalogue has changed and has no verifier for the step's model, or it cannot be loaded.
@@ -100,7 +100,7 @@ class VerifierService(KeyedService[None]):
             UnknownGroup: the group has no topic.
             Unavailable: the broker does not respond.
         """
-        # A group may have left the catalogue while its last searches run.
+        # A group may have left the catalogue while its last searches are still running.
         known = {model.group for model in self.runtime.control.models.values()}
         if step.group not in known and not await self.runtime.log.has_topic(topic):
             raise UnknownGroup(f"{step.query_id}: group: {step.group!r} has no topic {topic}")

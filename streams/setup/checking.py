@@ -62,8 +62,8 @@ class Finding(Struct, frozen=True):
 def findings_of(settings: Settings) -> list[Finding]:
     """Check everything that a deployment with these settings depends on.
 
-    Every server gets a request for one token with the parameters of its entry, a request for each capability that the
-    entry declares, and a request for a stream, each of which may cost as much.
+    Every server is sent a request for one token with its entry's parameters, a request for each capability that the
+    entry declares, and a request for a stream, each of which may cost as much as the first.
 
     Raises:
         UniscaleError: the file cannot be used; the message names the field and the fix.
@@ -167,7 +167,7 @@ def _unloadable(about: str, entry: Model | VerifierModel, error: ServingError) -
 
 
 def _cure(model: Model, known: Sequence[Listed]) -> str:
-    """Return what to do if a server gave no token. `known` are the models that it lists, if any."""
+    """Return what to do if a server returned no token. `known` contains the models it lists, if any."""
     name, names = served_name(model), [each.id for each in known]
     field = "model" if model.endpoint.kind == "chat" else "served_name"
     if known and name not in names:

@@ -18,10 +18,10 @@ from schemas.prices import Prices
 Kind = Literal["vllm", "openai", "litellm"]
 
 FILL_IN: Final = "FILL IN"
-"""Marks the lines that the operator has to complete. `check` reports each line that still has it."""
+"""Marks the lines that the operator has to complete. `check` reports each line that still contains it."""
 
 ASSUMED: Final = Prices(input=1.0, output=4.0)
-"""Price of a model whose price no server states. It is the same for all such models, so that none is preferred."""
+"""The price of a model if no server states one. It is the same for all such models, so that none is preferred."""
 
 _HEAD = f"""\
 # What this deployment serves, as its servers described it to `python -m streams init`. Lines marked {FILL_IN} hold what
@@ -58,12 +58,12 @@ _STEPS = """\
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """A server, with those of its models that a deployment is to use.
+    """A server, with the models that a deployment is to use on it.
 
     Attributes:
         kind: The kind of server.
         url: The server's address.
-        key_env: Environment variable that holds the API key; empty if the server needs none, or is vLLM.
+        key_env: The environment variable containing the API key; empty if the server needs none, or is vLLM.
         models: The models.
     """
 
@@ -109,7 +109,7 @@ def unfilled(text: str) -> list[tuple[int, str]]:
 
 
 def _name(model_id: str, known: set[str]) -> str:
-    """Return an unused catalogue name for a model, made from the name that a server gives it, and add it to `known`.
+    """Return an unused catalogue name for a model, derived from its name on a server, and add it to `known`.
 
     >>> known: set[str] = set()
     >>> [_name(each, known) for each in ("Qwen/Qwen3-8B", "openai/gpt-4o:mini", "other/Qwen3-8B", "***")]

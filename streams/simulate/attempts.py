@@ -1,4 +1,4 @@
-"""Invariants of further attempts: which queries get one, what it chooses, and that the cost of every attempt counts."""
+"""Invariants of further attempts: which queries get one, what it chooses, and that every attempt's cost is included."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from streams.simulate.life import Life
 MILD: Final = frozenset(
     {"attempt fails", "commit lost", "twice", "grader slow", "grader lies", "grader down"}
 )
-"""Kinds of faults during which every model that does not itself fail can take another attempt."""
+"""Kinds of faults that still let every model that is not itself failing take another attempt."""
 
 TIME_MS: Final = 10_000
-"""Remaining time of a query's search that is enough for another attempt, in ms."""
+"""If a query's search has at least this much time left, in ms, there is enough for another attempt."""
 
 FOLLOWED_MS: Final = 60_000
-"""Longest time from a failed attempt until something follows it, whatever happens to the decider meanwhile, in ms."""
+"""Something must follow a failed attempt within this time, whatever happens to the decider meanwhile, in ms."""
 
 
 class Attempts:
     """The attempts in a life's records, and checks on them.
 
     Args:
-        life: The ended life.
+        life: A life that has ended.
     """
 
     def __init__(self, life: Life) -> None:
@@ -71,7 +71,7 @@ class Attempts:
         yield from self._unfollowed()
 
     def _decided(self) -> Iterator[str]:
-        """Yield further attempts that a query must not have, or that inherit or choose something that they must not."""
+        """Yield further attempts that a query should not have, or that inherit or choose something they should not."""
         most = self.life.world.settings.queries.attempts
         failed = {(each.query_id, each.attempt, each.answer.seq) for each in self.failures.values()}
         for made in self.decisions:
@@ -97,14 +97,14 @@ class Attempts:
                     yield f"attempt {made.attempt} {what}: {made.query_id} chose {made.action.id}"
 
     def _counted(self) -> Iterator[str]:
-        """Yield Rewards that are not for the first Answer, or that do not count what earlier attempts cost."""
+        """Yield Rewards that are not for the first Answer, or that leave out the cost of earlier attempts."""
         costs: defaultdict[tuple[str, int, int | None], list[float]] = defaultdict(list)
         for failed in self.failures.values():
             costs[failed.query_id, failed.attempt, failed.answer.seq] += self._cost(failed.answer)
         for record in self.life.records(self.life.topics.reward):
             reward = decode(record.value, Reward)
             _, answer = self.answers.get(reward.query_id, (0, None))
-            # A Decision that was given up, or a process that slept while another took over, explains the difference.
+            # The difference is explained by an abandoned Decision, or a process that slept while another took over.
             explained = self.life.faults.met("suspend", reward.query_id) or reward.query_id in self.undecided
             if answer is not None and answer.seq is not None and not explained:
                 same = reward.status != answer.status or (reward.attempt, reward.seq) == (
@@ -120,7 +120,7 @@ class Attempts:
                     yield f"the cost of attempt {each.attempt} is not counted: {reward.query_id}: {said}"
 
     def _charged(self) -> Iterator[str]:
-        """Yield rows of the learner that a failed attempt ended but that were not charged its cost."""
+        """Yield learner rows that were ended by a failed attempt but not charged its cost."""
         for key, value in self.life.broker.changelog(self.life.log, 0).items():
             row = decode_row(key, value)
             if not isinstance(row, Row) or row.failure_offset < 0:
@@ -130,7 +130,7 @@ class Attempts:
                 yield f"attempt {row.attempt} cost {known[0]:g} and is charged {row.paid:g}: {row.query_id}"
 
     def _cost(self, answer: Answer) -> list[float]:
-        """Return what an attempt cost according to its trace; an empty list if its model is no longer known."""
+        """Return an attempt's cost according to its trace; an empty list if its model is no longer known."""
         cost_model = self.life.cluster.workers[0].control.cost_model
         try:
             cost = cost_of(answer, cost_model)

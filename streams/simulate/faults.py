@@ -65,7 +65,7 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
     "commit lost": ("commit",),
     "thread slow": ("thread",),
 }
-"""The steps at which each kind of fault can occur: a worker starts to handle records (`handle`), sends, writes a row,
+"""The steps at which each kind of fault can occur: a worker starts handling records (`handle`), sends, writes a row,
 computes in a thread, has handled the records (`handled`) or commits."""
 
 _SKIPPED: Final = {"embedder": ("row",), "executor": ("row", "thread"), "verifier": ("row", "thread")}
@@ -82,7 +82,7 @@ ERRORS: Final[dict[str, ServingError]] = {
     "undecodable": EngineReplyError("not a completion"),
     "suspended": EndpointSuspendedError("its endpoint is not asked"),
 }
-"""The errors with which an attempt can fail before any of its text is sent. It can also return an empty completion."""
+"""The errors an attempt can fail with before any of its text is sent. It can also return an empty completion."""
 
 DEPENDENCIES: Final[dict[str, tuple[str, ...]]] = {
     "encoder down": ("unreachable", "500"),
@@ -122,7 +122,7 @@ TIMES: Final = (
     "reset",
 )
 SEGMENT_S: Final = 55.0
-"""Age in seconds up to which compaction spares records, which is longer than any worker is suspended."""
+"""Compaction spares records up to this age, in seconds. It exceeds the longest suspension of a worker."""
 
 KINDS: Final = (*STEPS, *DEPENDENCIES, *TIMES, "kill between")
 
@@ -131,7 +131,7 @@ _ATTEMPTS: Final = ("attempt fails", "kill between")
 """Kinds that, like `_LATER`, are drawn from a separate random stream, so that known seeds keep their schedules."""
 
 # Weights that make each kind take effect in one history in twenty. Few worlds use an encoder server, few answers need a
-# grader, and a fault of an unused dependency has no effect.
+# grader, and a fault in an unused dependency has no effect.
 _OFTEN: Final = {"encoder": 3.0, "grader": 3.0, "engine": 1.5, "verifier": 1.5, "raise": 2.0, "suspend": 2.0}
 
 _OWNERS: Final = {
@@ -150,7 +150,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     Attributes:
         kind: One of `KINDS`.
         service: The service affected; empty for the broker or for all services.
-        at: The number of the step, from 1, or the time in seconds.
+        at: The step number, from 1, or the time in seconds.
         much: A duration in seconds, a number of times, or a shift in seconds, depending on the kind.
         how: The variant; for an error or a suspension, the step at which it occurs.
     """
@@ -163,7 +163,7 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 
 def schedule(seed: int, world: World) -> tuple[Fault, ...]:
-    """Draw the faults of a world; sometimes there are none."""
+    """Draw a world's faults; sometimes there are none."""
     rng, later = random.Random(f"faults {seed}"), random.Random(f"later faults {seed}")
     if world.trait == "choices":  # only a repair may occur: choices must be as good after it
         return tuple(_drawn(later, kind, world) for kind in later.choice(((), ("repair",))))
@@ -184,7 +184,7 @@ def schedule(seed: int, world: World) -> tuple[Fault, ...]:
 
 
 def _between_attempts(rng: random.Random, world: World) -> Iterator[Fault]:
-    """Yield faults that make attempts fail, and kills of workers between a failed attempt and the next."""
+    """Yield faults that make attempts fail, or that kill a worker between a failed attempt and the next."""
     if rng.random() < 0.4:
         return
     for _ in range(rng.choice((1, 2, 3))):
@@ -262,7 +262,7 @@ class _Raising(NamedTuple):
 
 
 class Faults:
-    """The state of a fault schedule: which faults have taken effect, and which are active.
+    """A fault schedule's state: which faults have taken effect, and which are active.
 
     Args:
         schedule: The faults.
@@ -323,7 +323,7 @@ class Faults:
         return None
 
     def acted(self) -> None:
-        """Note that an effect of the records being handled is on the broker."""
+        """Note that an effect of the records being handled has reached the broker."""
         self._acted.update(record.coordinates for record in handling.get())
 
     def _raise(self, place: _Raising) -> None:
@@ -336,7 +336,7 @@ class Faults:
         raise Injected(f"while {place.service} did: {place.what} {place.topic}")
 
     def hit(self, fault: Fault) -> None:
-        """Count that a fault took effect. Each fault is counted once."""
+        """Count a fault as having taken effect. Each fault is counted once."""
         if fault not in self._hit:
             self._hit.add(fault)
             self.hits[fault.kind, fault.service or "broker"] += 1
@@ -360,7 +360,7 @@ class Faults:
         return True
 
     def fails(self, model: str) -> str:
-        """Return how attempts with a model fail now; empty if they do not fail."""
+        """Return how attempts with a model are failing now; empty if they are not."""
         for fault in () if self.over else self.schedule:
             whose, _, how = fault.how.partition(" ")
             if fault.kind == "attempt fails" and whose in (model, "every") and self._lasts(fault):
@@ -368,7 +368,7 @@ class Faults:
         return ""
 
     def away(self, model: str) -> State | None:
-        """Return the state of a model if a fault keeps it from being ready now, or None."""
+        """Return a model's state if a fault keeps it from being ready now, or None."""
         fault = self.now("model") if model == "large" else None
         return None if fault is None else cast(State, fault.how)
 
@@ -487,7 +487,7 @@ class Worker(MemoryRuntime):
         return made
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep, and then wait until the worker is not suspended."""
+        """Sleep, and then wait until the worker is no longer suspended."""
         await asyncio.sleep(seconds)
         await self.running.wait()
 
@@ -530,7 +530,7 @@ def _encoder(faults: Faults, choice: EncoderChoice) -> HashedEncoder | HttpEncod
 
 
 def _broken(fault: Fault | None, what: str) -> None:
-    """Raise the error that a client raises when its server is down, if the fault is of that kind."""
+    """If the fault is that a server is down, raise the error that its client would raise."""
     if fault is not None and fault.how == "unreachable":
         raise marked(EngineUnreachableError(f"{what}: no connection"))
     if fault is not None and fault.how == "dead":
@@ -597,7 +597,7 @@ class _Engines(GroupEngines):
         return Loaded(_Engine(self.faults, self.world, model.name))
 
     async def get(self, model: Model) -> Engine:
-        """Return the engine of a model once it has loaded; see the base class."""
+        """Return a model's engine once it has loaded; see the base class."""
         while (state := self._state(model.name)) == "loading":  # noqa: ASYNC110
             await asyncio.sleep(0.5)
         if state == "failed":
@@ -709,7 +709,7 @@ def stand_ins(faults: Faults, world: World) -> Iterator[None]:
 
 
 def small() -> Iterator[tuple[Any, str, Any]]:
-    """Yield modules, each with the name of a limit in it and the lower value for that limit."""
+    """Yield modules, each with the name of one of its limits and a lower value for that limit."""
     yield learner, "REFIT_BYTES", 1500
     yield snapshot, "CHUNK_BYTES", 6000
     yield learner_log, "_DROPPED_AT_ONCE", 2

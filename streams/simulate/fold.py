@@ -17,10 +17,10 @@ from agents.embedding import encoder_id
 from streams.control_follower import catalogue_of
 from streams.services.decider import DeciderService, policy_of
 
-# Many policies fold rows in a different order from the one they learned them in, so sums may differ in their last bits.
+# Many policies do not fold rows in the order they learned them in, so sums may differ in their last bits.
 
 ARRAYS: Final = 1e-9
-"""Tolerance for the elements of an array, relative to the largest element."""
+"""Tolerance for an array's elements, relative to the largest element."""
 
 VALUES: Final = 1e-7
 """Relative tolerance for plain values."""
@@ -29,7 +29,7 @@ Records = Mapping[bytes, bytes]
 
 
 def folded(service: DeciderService, log: Records, snapshots: Records) -> Decider:
-    """Return a learner recovered from a log, with the current actions on offer, as in a worker that starts."""
+    """Return a learner recovered from a log, with the actions currently on offer, as when a worker starts."""
     settings = service.runtime.settings
     fold = Decider(
         policy_of(settings, service.encoder),
@@ -125,7 +125,7 @@ def _ids(live: EndedIds, fold: EndedIds, log: Records) -> Iterator[str]:
 
 
 def _places(ended: EndedIds) -> Iterator[tuple[int, int]]:
-    """Yield the digest and the position of every id."""
+    """Yield the digest and position of every id."""
     for part, data in ended.parts():
         digests, places = np.frombuffer(data, "<u8").reshape(2, part.count)
         yield from zip(digests.tolist(), places.tolist(), strict=True)

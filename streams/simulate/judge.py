@@ -32,7 +32,7 @@ from streams.simulate.faults import Faults
 from streams.simulate.life import LAST, Life, said
 
 WAIT_S: Final = 120.0
-"""Longest time that an honest query may wait for admission once the faults are over, in seconds."""
+"""The longest an honest query may wait for admission once the faults are over, in seconds."""
 
 ROW_BYTES: Final = 4096
 """Maximum bytes of a query's row in the learner's log, however long its question is."""
@@ -135,16 +135,16 @@ def _graded(life: Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Ans
         if life.faults.met("grader lies", reward.query_id):
             continue
         query = life.world.queries[reward.query_id][1]
-        # The grade may be that of the first Answer that was not dead-lettered, or that of an earlier Answer, which may
-        # have been graded before it was dead-lettered.
+        # The grade may belong to the first Answer that was not dead-lettered, or to an earlier one, which may have been
+        # graded before it was dead-lettered.
         of = []
         for answered, answer in answers.get(reward.query_id, ()):
             if answer.status == reward.status:
                 of.append(answer.extracted)
             if (answered.partition, answered.offset) not in given_up:
                 break
-        # If there is none, the Answer was dead-lettered after three errors, and the Reward is for the query's expiry,
-        # from which nothing is learned.
+        # If there is none, the Answer was dead-lettered after three errors, and the Reward is for the expiry of its
+        # query, so nothing is learned from it.
         if of and all(reward.correct != float(bool(life.world.right(query, text))) for text in of):
             said = f"{reward.correct} for {' or '.join(map(repr, of))}, right is {query.reference!r}"
             yield f"graded wrong: {reward.query_id}: {said}"
@@ -195,7 +195,7 @@ def _outlived(life: Life) -> Iterator[str]:
 
 
 def misled(life: Life) -> tuple[int, int]:
-    """Return how many of the last third of the choices picked the bad model, and how many choices that third has."""
+    """Return how many choices in the last third picked the bad model, and how many choices that third contains."""
     if life.world.bad is None:
         return 0, 0
     found = {
@@ -306,7 +306,7 @@ def _kept(life: Life) -> Iterator[str]:
 
 
 def _chosen(life: Life) -> Iterator[str]:
-    """Yield a failure if a bad model gets most of the choices; smaller shares are judged over many seeds."""
+    """Yield a failure if a bad model receives most of the choices; smaller shares are judged over many seeds."""
     bad, choices = misled(life)
     # For a model that is too expensive, the share is only reported (`coverage`).
     kind, policy = life.world.bad, life.world.settings.policy.name
@@ -315,7 +315,7 @@ def _chosen(life: Life) -> Iterator[str]:
 
 
 def _taught(life: Life) -> Iterator[str]:
-    """Yield outcomes that were learned although their tenant had contributed more than all other tenants together."""
+    """Yield outcomes that were learned although their tenant had contributed more than all other tenants combined."""
     if life.snapshots():
         return  # rows may have left the log, or earlier outcomes may count
     rows = (decode_row(key, value) for key, value in life.broker.changelog(life.log, 0).items())
@@ -352,10 +352,10 @@ _EXPECTED: Final = {
     "SearchError": ("engine wrong", "verifier wrong"),
     "InvalidField": ("engine wrong", "verifier wrong", "encoder wrong"),
 }
-"""Errors of dead letters, with the kinds of fault that explain them for the affected queries."""
+"""Dead letters' errors, with the kinds of fault that explain them for the affected queries."""
 
 _DOWN: Final = ("engine down", "verifier down")
-"""Kinds of fault in which an engine may die independently of its requests."""
+"""Kinds of fault that may kill an engine independently of its requests."""
 
 _CLIENTS: Final = frozenset({"DuplicateQuery", "OrphanFeedback"})
 """Errors that clients cause."""
@@ -383,7 +383,7 @@ def _refused(life: Life) -> Iterator[str]:
 
 
 def _away(query: Query, faults: Faults) -> bool:
-    """Return whether a query allows only the model that was unavailable for a while, or suspended for its failures."""
+    """Return whether a query allows only a model that was unavailable for a while, or suspended for its failures."""
     asked = (query.pinned.model,) if query.pinned else query.allowed_models
     return asked == ("large",) and any(
         faults.hits[kind, "executor"] for kind in ("model away", "attempt fails")

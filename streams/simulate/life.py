@@ -1,4 +1,4 @@
-"""The life of a simulated deployment: it starts, runs with traffic and faults, is restarted as a whole, and drains."""
+"""A simulated deployment's life: it starts, runs with traffic and faults, is restarted as a whole, and drains."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ from streams.simulate.world import SLOW_S, World, entry
 from streams.topics import Topics
 
 CALM_S: Final = 30.0
-"""Seconds after the last client and the last fault until everything is restarted."""
+"""Everything is restarted this many seconds after the last client record and the last fault."""
 
 CLOSED_S: Final = 5.0
-"""Seconds from a Reward until it has been closed early, if too many are open."""
+"""If too many rewards are open, those closed early must be closed within this many seconds of being written."""
 
 DRAIN_S: Final = 1500.0
-"""Longest time after that restart until the last query has ended, in virtual seconds."""
+"""The last query must have ended within this many virtual seconds of that restart."""
 
 QUIET_S: Final = 120.0
-"""Longest time that an operator waits for queries in flight before giving up a reset, in virtual seconds."""
+"""How long an operator waits for queries in flight before giving up on a reset, in virtual seconds."""
 
 LAST: Final = 2
 """Number of queries sent at the end; each must be answered."""
@@ -88,8 +88,8 @@ class Life:
     Attributes:
         failures: Failures found while the deployment ran.
         seen: Ids of the queries that have an Answer, a Decision, a closing Reward or a dead letter, by kind.
-        waiting: The queries that have a Reward but no closing one yet, each with the time of its Reward in seconds.
-        window_full: Whether a worker had a full window in some partition (`streams.runtime.queues.WINDOW`).
+        waiting: Queries that have a Reward but no closing one yet, each with the time of its Reward, in seconds.
+        window_full: Whether any worker's window was ever full in some partition (`streams.runtime.queues.WINDOW`).
         calm_s: Time at which everything was restarted, a while after the last fault, in seconds.
     """
 
@@ -213,7 +213,7 @@ class Life:
             self.cluster.produce(self.topics.control, record.key.encode(), encode(record))
 
     def _expire(self) -> None:
-        """Delete records that every group has handled from topics that are not read again, as retention does."""
+        """As retention does, delete records that every group has handled, from topics that are not read again."""
         readers = [
             (app, spec.input_topics(self.topics, group))
             for spec in self.cluster.services.values()
@@ -264,8 +264,8 @@ class Life:
     async def _operated(self, command: str) -> None:
         """Stop every decider, run an operator's command on their log, and start them again.
 
-        A reset waits until queries in flight have ended, because their outcomes would not be learned, and a redelivered
-        Context would be decided again.
+        A reset waits until queries in flight have ended: otherwise their outcomes would not be learned, and a
+        redelivered Context would be decided again.
         """
         until = asyncio.get_running_loop().time() + QUIET_S
         while command == "reset" and self._in_flight():
@@ -295,7 +295,7 @@ class Life:
         }[moment]
 
     def _between(self, record: ConsumerRecord) -> None:
-        """Kill a worker when a record of a failed or further attempt is appended, if a fault says so."""
+        """If a fault says so, kill a worker when a record of a failed or further attempt is appended."""
         if self.faults.over or not self._is_between(record):
             return
         self._moments[record.topic] += 1
@@ -472,7 +472,7 @@ def said(error: BaseException) -> str:
 def repair(
     service: DeciderService, broker: MemoryBroker, topics: Topics, rng: random.Random
 ) -> Iterator[str]:
-    """Repair the log without one early row. Yield any state of the learner that the remaining rows do not imply."""
+    """Repair the log without one early row. Yield any learner state that the remaining rows do not imply."""
     changelog = topics.changelog("decider", "pending")
     snapshots = broker.changelog(topics.snapshot, 0)
     rows = broker.changelog(changelog, 0, start_of(snapshots))

@@ -38,9 +38,9 @@ class Lived(Struct, kw_only=True):
         hits: How many faults of each kind took effect on each service, as `kind/service`.
         met: The states and limits that the history reached (`judge.MET`).
         bad: What was wrong with the model that should not be chosen; empty if choices are not judged.
-        misled: How many of the last third of the choices picked that model.
-        choices: How many choices that third has.
-        digest: SHA-256 of every record and failure, in hex.
+        misled: How many choices in the last third picked that model.
+        choices: How many choices that third contains.
+        digest: SHA-256 over all records and failures, in hex.
         records: Number of records.
     """
 
@@ -64,11 +64,10 @@ def _libraries() -> ThreadpoolController:
 def lived(seed: int, only: Sequence[int] | None = None) -> Lived:
     """Run one history.
 
-    Matrix products use one thread, because with several the order of additions, and so the bytes, would depend on the
-    machine.
+    Matrix products use one thread: with several, the order of additions, and so the bytes, would depend on the machine.
 
     Args:
-        seed: Seed of the world and the faults.
+        seed: Seed for the world and its faults.
         only: Indices of the faults to inject; None for all.
     """
     with _libraries().limit(limits=1), tempfile.TemporaryDirectory(prefix="uniscale-simulate-") as folder:
@@ -111,10 +110,10 @@ async def _lived(seed: int, world: World, faults: tuple[Fault, ...]) -> Lived:
 
 
 LEAST: Final = 0.05
-"""Share of histories in which each kind of fault should at least take effect."""
+"""The minimum share of histories that each kind of fault should take effect in."""
 
 MISLED: Final = 0.1
-"""Largest share that a bad model may have of the last thirds of choices of all histories together."""
+"""The largest share a bad model may have of all histories' last thirds of choices combined."""
 
 
 class SeedsError(UniscaleError, ValueError):
@@ -144,18 +143,18 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class SeedJournal(Struct, kw_only=True):
-    """Results of a range of seeds, from which a run can be resumed.
+    """Results for a range of seeds; a run can resume from them.
 
     Attributes:
         first: The first seed.
         last: The last seed that was run.
         failures: The seeds that failed.
         digest: SHA-256 over the digests of all histories, in order.
-        hits: In how many histories each kind of fault affected each service, as `kind/service`.
-        kinds: In how many histories each kind of fault took effect.
-        met: In how many histories each state and limit was reached.
-        misled: How many choices in the last thirds picked the bad model, by what is wrong with it.
-        choices: How many choices those thirds have, by what is wrong with the bad model.
+        hits: Number of histories in which each kind of fault affected each service, keyed `kind/service`.
+        kinds: Number of histories in which each kind of fault took effect.
+        met: Number of histories in which each state and limit was reached.
+        misled: Number of choices in the final third of each history that picked the bad model, keyed by its defect.
+        choices: Total number of choices in those thirds, keyed the same way.
     """
 
     first: int
@@ -170,7 +169,7 @@ class SeedJournal(Struct, kw_only=True):
 
     @property
     def astray(self) -> list[str]:
-        """Return the kinds of bad model that were chosen too often, over all histories."""
+        """Return the kinds of bad model that were chosen too often across all histories."""
         return [
             bad
             for bad, choices in sorted(self.choices.items())
@@ -186,7 +185,7 @@ class SeedJournal(Struct, kw_only=True):
         return msgspec.json.encode(report) + b"\n"
 
     def after(self, history: Lived, failure: Failure | None) -> SeedJournal:
-        """Return the journal with one more history."""
+        """Return this journal with one more history added."""
         struck = Counter({key.rpartition("/")[0]: 1 for key in history.hits})
         return SeedJournal(
             first=self.first,
@@ -202,7 +201,7 @@ class SeedJournal(Struct, kw_only=True):
 
 
 def seeds_of(text: str) -> tuple[int, int]:
-    """Return the first and the last seed of a range.
+    """Return the first and last seeds of a range.
 
     Raises:
         SeedsError: the text is not a range.
@@ -247,14 +246,14 @@ def simulate(
     append: Path | None = None,
     told: Callable[[Failure], None] = lambda failure: None,
 ) -> SeedJournal:
-    """Run the histories of a range of seeds.
+    """Run the histories for a range of seeds.
 
     Args:
         first: The first seed.
         last: The last seed.
         only: Indices of the faults of each schedule to inject; None for all.
         minutes: Stop after this many minutes, at the end of a history; None for no limit.
-        append: Journal file, whose seeds are not run again, and which is written after every history.
+        append: The journal file. Its seeds are not run again, and it is rewritten after every history.
         told: Called with each failure.
 
     Returns:
@@ -282,7 +281,7 @@ def simulate(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Do not log injected faults, and collect garbage rarely, because that took a fifth of a history's time.
+    """Log no injected faults, and collect garbage rarely, because that took a fifth of a history's time.
 
     Matrices are multiplied in one thread, because several threads would add in an order that depends on the machine.
     """
@@ -320,7 +319,7 @@ def _written(path: Path, journal: SeedJournal) -> None:
 
 
 def coverage(journal: SeedJournal) -> Iterator[str]:
-    """Yield the lines of tables of how many histories met each kind of fault, by service, and reached each state."""
+    """Yield the lines of two tables: how many histories met each kind of fault, by service, and reached each state."""
     histories = journal.last - journal.first + 1
     columns = (*SERVICES, "broker")
     yield f"{'fault':<16}{'histories':>10}{'share':>8}" + "".join(f"{name:>12}" for name in columns)

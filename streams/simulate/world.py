@@ -59,13 +59,13 @@ or costs more than ten times as much without being more accurate."""
 State = Literal["loading", "suspended", "failed"]
 
 JUDGED_S: Final = 60.0
-"""How long people have to grade an answer in some worlds, in seconds."""
+"""How long people have to grade an answer in worlds where people grade, in seconds."""
 
 CHOOSING: Final = 150
 """Number of queries in a history whose choices are judged."""
 
 SLOW_S: Final = 60.0
-"""Duration of a step of a model that is never in time, in seconds."""
+"""How long a step takes for a model that always times out, in seconds."""
 
 _LEARNING = ("contextual", "contextual", "contextual", "linucb", "thompson", "greedy")
 
@@ -93,23 +93,23 @@ class World:
     """A deployment and its traffic.
 
     Attributes:
-        settings: Settings of every worker.
-        trait: Character of the traffic.
+        settings: Every worker's settings.
+        trait: The character of the traffic.
         workers: Number of workers per service.
         groups: Executor groups that have an executor.
-        recording: Outputs of the models and scores of the verifier.
-        questions: Questions, by text.
-        sent: Records that clients send, in order of time.
+        recording: The models' outputs and the verifier's scores.
+        questions: The questions, by text.
+        sent: The records that clients send, in chronological order.
         wishing: Ids of queries that ask for something that may be unavailable.
-        queries: Every readable Query, by id, with the time at which it is first sent, in seconds.
-        until_s: Time at which clients have sent their last record, in seconds.
-        small: Whether limits that are otherwise rarely reached are lowered (`faults.small`).
-        deadly: For each query whose question ends processes, its id and the service that it ends.
+        queries: Every readable Query, by id, with the time it is first sent, in seconds.
+        until_s: When clients have sent their last record, in seconds.
+        small: Whether to lower limits that are otherwise rarely reached (`faults.small`).
+        deadly: For each query whose question ends processes, its id and the service whose processes it ends.
         states: Models that never become ready, with the state they report.
         bad: What is wrong with the model `large`, if choices are judged.
         open_rewards: Maximum number of rewards that may wait for feedback; None for no effective limit.
         unscored: Models that no verifier scores.
-        lists: For each successive decider, the metadata keys that it reads, with the values that it knows.
+        lists: For each successive decider, the metadata keys it reads, with the values it knows.
         talks: Whether queries are turns of conversations.
     """
 
@@ -172,10 +172,10 @@ def drawn(seed: int, folder: Path) -> World:
     """Draw a world.
 
     Args:
-        seed: Seed of everything in the world.
+        seed: Seed for everything in the world.
         folder: Folder for the world's catalogue, prior and caches.
     """
-    # Separate random streams for later additions leave what existing seeds draw unchanged.
+    # Later additions draw from separate random streams, so that existing seeds keep their worlds.
     more = random.Random(f"more {seed}")
     if more.random() < 0.025:
         return _choosing(more, folder)
@@ -271,7 +271,7 @@ def _choosing(rng: random.Random, folder: Path) -> World:
 
 
 def _controlled(settings: Settings, action: str) -> Settings:
-    """Return the settings with a control group that gets this action."""
+    """Return the settings with a control group that is assigned this action."""
     group = {"control_share": 0.4, "control_action": action, "control_salt": "s"}
     return settings.replace(policy_options={**settings.policy.options, **group})
 
@@ -352,7 +352,7 @@ def _lists(rng: random.Random) -> tuple[dict[str, list[str]], ...]:
 
 
 def _metadata(query_id: str) -> dict[str, Any]:
-    """Draw the metadata of a query: values that deciders know, other texts, and values that are not texts."""
+    """Draw a query's metadata: values that deciders know, other strings, and values that are not strings."""
     rng = random.Random(f"metadata {query_id}")
     kept = {"route": rng.choice((*_ROUTES, "other", 7)), "task": rng.choice(("sum", None)), "user": query_id}
     return {key: value for key, value in kept.items() if rng.random() < 0.8}
@@ -377,7 +377,7 @@ def _questions(rng: random.Random, count: int, trait: Trait) -> list[KnownQuesti
 
 
 def _paths(rng: random.Random, questions: list[KnownQuestion], trait: Trait) -> Iterator[RecordedPath]:
-    """Yield the output of each model for each question. Later models in `MODELS` are right more often.
+    """Yield each model's output for each question. Later models in `MODELS` are right more often.
 
     If choices are judged, all models are right on the same questions.
     """
@@ -408,7 +408,7 @@ def _paths(rng: random.Random, questions: list[KnownQuestion], trait: Trait) -> 
 
 
 def _sampling(name: str) -> ChatOptions | None:
-    """Draw the sampling options that a client asks for, from a separate random stream; most clients ask for none."""
+    """Draw the sampling options a client asks for, from a separate random stream; most clients ask for none."""
     rng = random.Random(f"sampling {name}")
     asked = (
         ChatOptions(temperature=0.0),
@@ -419,7 +419,7 @@ def _sampling(name: str) -> ChatOptions | None:
 
 
 class _Traffic:
-    """Draws what clients send into a world. A given share of the queries has a reference."""
+    """Draws the records that clients send and adds them to a world. A given share of the queries has a reference."""
 
     def __init__(
         self, rng: random.Random, world: World, questions: list[KnownQuestion], referenced: float
@@ -539,7 +539,7 @@ class _Traffic:
         return self.rng.choice(wishes) if self.rng.random() < 0.35 else {}
 
     def _feedback(self, at_s: float, query_id: str) -> None:
-        """Send feedback on a query: not at all, once or several times, in time or late, and not always truthful."""
+        """Send feedback on a query: never, once or several times, in time or late, and not always truthful."""
         rng = self.rng
         while rng.random() < 0.5:
             told = encode(Feedback(query_id=query_id, correct=rng.random() < 0.5))

@@ -107,7 +107,7 @@ def ping() -> bytes:
 
 
 def block_start(index: int, block: dict[str, Any]) -> bytes:
-    """Return the event that begins a content block."""
+    """Return the event that starts a content block."""
     return event("content_block_start", index=index, content_block=block)
 
 

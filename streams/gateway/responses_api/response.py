@@ -94,11 +94,11 @@ def content(answer: Answer) -> dict[str, Any] | None:
 
 
 def message(query_id: str, part: dict[str, Any] | None, answer: Answer | None = None) -> dict[str, Any]:
-    """Return the output item of a text or a refusal.
+    """Return the output item for a text or a refusal.
 
     Args:
         query_id: The response's id.
-        part: Its content; None for an item that a stream begins.
+        part: Its content; None when a stream opens the item.
         answer: The Answer; None while the search runs.
     """
     state = "in_progress" if answer is None else "completed" if _complete(answer) else "incomplete"
