@@ -12,7 +12,7 @@ from schemas.forest import Draft
 from schemas.objective import ObjectiveInForce
 from schemas.reward import Cost, Reward
 from schemas.spent import Spent
-from streams.gateway.errors import why
+from streams.gateway.errors import for_client, why
 from streams.timeline import Timeline
 
 
@@ -84,7 +84,12 @@ def details(
         "restricted": [] if decision is None else list(decision.required),
         "attempts": answer.attempt,
         "earlier": [
-            {"action": each.action.id, "cost": each.cost, **picked(each, "attempt", "cause", "error")}
+            {
+                "action": each.action.id,
+                "cost": each.cost,
+                **picked(each, "attempt", "cause"),
+                "error": for_client(each.error, answer.query_id, "attempt") if each.error else "",
+            }
             for each in (() if decision is None else decision.earlier)
             if each.attempt < answer.attempt
         ],

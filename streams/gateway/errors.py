@@ -140,13 +140,18 @@ def why(answer: Answer) -> str | None:
 
     Messages from an engine or its server are for operators, because they name addresses and models, and quote replies.
     """
-    if answer.status != "failed" or answer.error is None or answer.error.startswith(_TOO_LONG):
+    if answer.status != "failed" or answer.error is None:
         return answer.error
-    kind = answer.error.partition(":")[0]
+    return for_client(answer.error, answer.query_id, "search")
+
+
+def for_client(error: str, query_id: str, what: str) -> str:
+    """Return the error of a search or an attempt as clients may see it: its kind, and where the rest can be read."""
+    if error.startswith(_TOO_LONG):
+        return error
+    kind = error.partition(":")[0]
     named = f"{kind}: " if kind.isidentifier() else ""
-    return (
-        f"{named}the search failed; the operator reads why with `python -m streams explain {answer.query_id}`"
-    )
+    return f"{named}the {what} failed; the operator reads why with `python -m streams explain {query_id}`"
 
 
 def of_answer(answer: Answer) -> ApiError | None:
