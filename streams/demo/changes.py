@@ -265,7 +265,7 @@ class SecondAct:
         if good and other:
             note = (
                 f"in the second half, {name} got {fmean(good):.0%} of {' and '.join(GOOD_AT)}, where its description "
-                f"is at least ten points above all others', and {fmean(other):.0%} of the rest"
+                f"is at least ten points above all others', and {fmean(other):.0%} of the rest."
             )
             self._changes[-1] = msgspec.structs.replace(self._changes[-1], notes=(note,))
 

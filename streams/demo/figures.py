@@ -22,7 +22,7 @@ h2{font-size:1.15rem;line-height:1.3;margin:0}
 section{margin:2.8rem 0}
 figure{margin:2.8rem 0}
 figcaption{color:var(--quiet);font-size:.9rem;margin:.2rem 0 .9rem}
-.row{display:grid;grid-template-columns:11.5rem 1fr 9rem;gap:.2rem .8rem;align-items:center;margin:.35rem 0}
+.row{display:grid;grid-template-columns:12.5rem 1fr 9rem;gap:.2rem .8rem;align-items:center;margin:.35rem 0}
 .row>:last-child{text-align:right;white-space:nowrap}
 .row small,.key{color:var(--quiet);font-size:.85rem;font-weight:400}
 .main{font-weight:650}

@@ -145,7 +145,7 @@ def saving_figure(main: Mapping[str, Any]) -> str:
         plot(
             [Line(f"{ratios[-1]:.2f}", ratios, main=True)],
             ticks={0.0: "0", 0.5: "0.5", 1.0: "1"},
-            foot=(f"{FEWEST} questions", f"{len(main['pairs'])}"),
+            foot=(f"{FEWEST}", f"{len(main['pairs'])} questions"),
             mark=(1.0, "one sample" if name.startswith("one sample") else name),
         ),
     )
@@ -191,7 +191,7 @@ def choices_figure(queries: Sequence[Timeline], models: Sequence[str]) -> str:
 def change_figure(change: Change, comparison: Mapping[str, Any] | None) -> str:
     """Return the figure of a change of the second act, and of how the choices followed it."""
     share = change.name != "objective"
-    caption = f"{change.did}. The choices follow when {change.condition}."
+    caption = f"{_capital(change.did)}. The choices follow when {change.condition}."
     if change.name != "joined":
         caption += (
             f" In the first act, where nothing changed, that happened by chance after {change.without_change} queries."
@@ -208,18 +208,23 @@ def change_figure(change: Change, comparison: Mapping[str, Any] | None) -> str:
         drawn = plot(
             [Line(spoken, change.windows, main=True)],
             ticks={0.0: "0%", 1.0: "100%"} if share else {0.0: "0"},
-            foot=(f"{WINDOW} queries after the change", f"{change.closed}"),
+            foot=(f"{WINDOW}", f"{change.closed} queries after the change"),
             mark=(change.threshold, f"at {'most' if change.at_most else 'least'} {limit}"),
             dot=(change.after - WINDOW, change.windows[change.after - WINDOW]) if change.after else None,
         )
-    said = "".join(f'<p class="lead">{html.escape(note[0].upper() + note[1:])}</p>' for note in notes)
+    said = "".join(f'<p class="lead">{html.escape(_capital(note))}</p>' for note in notes)
     return figure(told(change).removesuffix("."), caption, drawn, said)
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def measured(summary: Mapping[str, Any]) -> dict[str, str]:
     """Return how a run was made, by name of the part."""
     audit, ms = summary["audit"], summary["latency_ms"]
     decided = ms.get("context_to_decision")
+    left_out = summary["changes_left_out"]
     return {
         "questions": f"{summary['queries']} of {summary['questions']}, seed {summary['seed']}",
         "objective": str(summary["mode"]),
@@ -232,4 +237,5 @@ def measured(summary: Mapping[str, Any]) -> dict[str, str]:
         "broker": str(summary["broker"]),
         "audit": f"{audit['queries']} queries, {len(audit['discrepancies'])} discrepancies, "
         f"{len(audit['pending'])} pending",
+        **({"second act": f"left out: {left_out}"} if left_out else {}),
     }

@@ -81,7 +81,11 @@ def summary_of(timelines: Timelines, count: int, *comparisons: dict[str, Any]) -
     found = summarise(timelines, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
     run = {"seed": 1, "questions": "questions.jsonl", "unit": "eflops", "models": ["small", "large"]}
     audit = {"queries": count, "wrong": 0, "discrepancies": [], "pending": []}
-    return found | run | {"audit": audit, "comparisons": list(comparisons), "changes": []}
+    return (
+        found
+        | run
+        | {"audit": audit, "comparisons": list(comparisons), "changes": [], "changes_left_out": ""}
+    )
 
 
 def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:

@@ -59,6 +59,7 @@ def test_a_report_without_baselines_shows_the_choices() -> None:
     assert page.count("<figure>") == 1
     assert "small got 100% of the questions" in page
     assert "50% of 30 right" in page
+    assert "second act" not in page
     assert "http" not in page
 
 
