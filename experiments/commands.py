@@ -333,6 +333,9 @@ def frontier(
         told = (
             "misses a target that it reaches" if row["cost_ratio"] is None else _interval(row["cost_ratio"])
         )
+        if moved := row.get("without_one_price"):
+            low, high = ("∞" if moved[end] is None else f"{moved[end]:.3f}" for end in ("low", "high"))
+            told += f", without any one price {low} to {high}"
         chances = f"worse p = {row['p_worse']:.3f}, better p = {row['p_better']:.3f}"
         click.echo(f"{name} against the text alone: {told}; {chances}")
     if paretobandit is None:

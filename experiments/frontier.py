@@ -254,6 +254,11 @@ def frontier(
             for name, player in players.items()
             if player.context
         }
+    if len(table.prices) < ENOUGH:
+        for name, found in tables.get("against_ridge_from_history", {}).items():
+            yardstick.over_prices_against(points[name], points[STATIC], found)
+        for name, found in tables.get("against_text_alone", {}).items():
+            yardstick.over_prices_against(points[name], points[name.removesuffix(WITH_CONTEXT)], found)
     means = {
         name: (p.accuracy.mean(axis=1).tolist(), p.cost.mean(axis=1).tolist()) for name, p in points.items()
     }

@@ -235,6 +235,16 @@ class Yardstick:
             `p_worse`, the share of draws in which this policy costs no more (a small share shows that it is worse); and
             `p_better`, the share in which it costs no less. A target that both miss is treated as a tie.
         """
+        lead = self._lead(points, others)
+        drawn = lead[1:]
+        return {
+            "cost_ratio": interval(np.exp(lead)),
+            "p_worse": float((1 + (drawn <= 0).sum()) / (1 + len(drawn))),
+            "p_better": float((1 + (drawn >= 0).sum()) / (1 + len(drawn))),
+        }
+
+    def _lead(self, points: Points, others: Points) -> Array:
+        """Return the mean logarithm of one policy's cost over another's per draw, shape (1 + draws,)."""
         mine, theirs = self.ratios(points)[:, :-1], self.ratios(others)[:, :-1]
         with np.errstate(invalid="ignore"):
             each = np.log(mine) - np.log(theirs)
@@ -243,12 +253,29 @@ class Yardstick:
             lead = each.mean(axis=1) if self.shares else np.zeros(len(each))
         # If each misses a target that the other reaches, neither is ahead.
         lead[np.isnan(lead)] = 0.0
-        drawn = lead[1:]
-        return {
-            "cost_ratio": interval(np.exp(lead)),
-            "p_worse": float((1 + (drawn <= 0).sum()) / (1 + len(drawn))),
-            "p_better": float((1 + (drawn >= 0).sum()) / (1 + len(drawn))),
-        }
+        return np.asarray(lead)
+
+    def over_prices_against(self, points: Points, others: Points, found: dict[str, Any]) -> None:
+        """Add the spread over prices to the result of `against`, if both policies were run at the same prices.
+
+        `without_one_price` is the least and the largest cost ratio if any single price is left out of both; an end is
+        None if it is infinite. The interval is extended by these factors.
+        """
+        count = len(points.cost)
+        # A ratio of 0 means that only the other policy misses a target.
+        if not (ratio := found["cost_ratio"]) or not ratio["mean"] or count != len(others.cost) or count < 2:
+            return
+        first = Yardstick(self.arms, self.best, draws=0)
+        moved = []
+        for left_out in range(count):
+            kept = [k for k in range(count) if k != left_out]
+            moved.append(float(np.exp(first._lead(points.of(kept), others.of(kept))[0])))
+        least, most = min(moved), max(moved)
+        found["without_one_price"] = {"low": least, "high": most if np.isfinite(most) else None}
+        if ratio.get("low") is not None:
+            ratio["low"] *= min(1.0, least / ratio["mean"])
+        if ratio.get("high") is not None:
+            ratio["high"] = ratio["high"] * max(1.0, most / ratio["mean"]) if np.isfinite(most) else None
 
     def over_prices(self, points: Points, row: dict[str, Any]) -> float | None:
         """Return the largest relative increase in the mean ratio from leaving out any single price.

@@ -175,6 +175,33 @@ def test_the_spread_of_few_prices_is_part_of_the_interval() -> None:
     assert row["mean_cost_ratio"]["high"] == pytest.approx(before)
 
 
+def test_the_spread_of_few_prices_is_part_of_a_comparison() -> None:
+    arms = arms_of(4)
+    judge = Yardstick(arms, best_of(arms), draws=200)
+    twice = Points(np.repeat(arms.accuracy, 2, axis=0), np.repeat(arms.cost, 2, axis=0))
+    dearer = Points(twice.accuracy, 1.2 * twice.cost)
+    found = judge.against(dearer, twice)
+    before = dict(found["cost_ratio"])
+    judge.over_prices_against(dearer, twice, found)
+    assert found["without_one_price"] == pytest.approx({"low": 1.2, "high": 1.2})
+    assert found["cost_ratio"] == pytest.approx(before)
+    # The comparison rests on one price at which the other is cheaper.
+    cheaper = Points(twice.accuracy, twice.cost * np.array([1.0] * 11 + [0.8])[:, None])
+    found = judge.against(dearer, cheaper)
+    before = dict(found["cost_ratio"])
+    judge.over_prices_against(dearer, cheaper, found)
+    assert found["without_one_price"]["low"] == pytest.approx(1.2)
+    assert found["cost_ratio"]["low"] == pytest.approx(before["low"] * 1.2 / before["mean"])
+    assert found["cost_ratio"]["high"] == pytest.approx(before["high"])
+    alone = judge.against(arms, twice)
+    judge.over_prices_against(arms, twice, alone)
+    assert "without_one_price" not in alone, "not the same number of prices"
+    behind = judge.against(arms, arms.of([0, 1, 2]))
+    judge.over_prices_against(arms.of([3, 4, 5]), arms.of([0, 1, 2]), behind)
+    assert behind["cost_ratio"]["mean"] == 0.0, "only the other misses a target"
+    assert "without_one_price" not in behind
+
+
 def _corners(points: Points) -> list[int]:
     means = points.accuracy.mean(axis=1), points.cost.mean(axis=1)
     corners = set(hull(*means)[1].tolist())
