@@ -216,6 +216,7 @@ def query_object(timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
             "action": decision.action.id,
             "objective": objective(decision.objective),
             "policy": picked(decision.policy, "name", "version"),
+            "features": list(decision.features),
             "runners_up": [picked(each, "action", "mean", "width", "score") for each in decision.runners_up],
         }
     if answer is not None:

@@ -63,7 +63,8 @@ const REASONS = { policy: 'by the policy', 'warm-up': 'at random, because the po
 function why(decision) {
   const out = decision.candidates > 1 ? ` out of ${decision.candidates} configurations` : '';
   const expected = decision.mean !== null && decision.width !== null ? ` with an expected reward of ${decision.mean.toFixed(3)} ± ${decision.width.toFixed(3)}` : '';
-  return `${decision.action} was chosen${out} ${REASONS[decision.reason] ?? decision.reason}${expected}, for ${purpose(decision.objective)}.${second(decision)}`;
+  const shown = decision.features.length ? ` Besides its text, the request showed ${decision.features.join(', ')}.` : '';
+  return `${decision.action} was chosen${out} ${REASONS[decision.reason] ?? decision.reason}${expected}, for ${purpose(decision.objective)}.${second(decision)}${shown}`;
 }
 
 function second({ action, mean, width, runners_up: [next] }) {

@@ -174,6 +174,12 @@ def test_feedback_beyond_the_index_is_for_its_tenant_alone(deploy: Deploy) -> No
     assert (reward.kind, reward.correct) == ("correction", 1.0)
 
 
+def test_a_query_says_what_its_request_showed_besides_its_text(client: httpx.Client) -> None:
+    turns = [*PLAIN["messages"], {"role": "assistant", "content": "5"}, *PLAIN["messages"]]
+    made = client.post(ASK, json={**PLAIN, "messages": turns}).json()["id"]
+    assert client.get(f"/v1/queries/{made}").json()["decision"]["features"] == ["request.turns=2-4"]
+
+
 def test_events_go_on_to_the_reward(client: httpx.Client) -> None:
     """Without a reference the reward waits for feedback; `late` says when that came after the reward had closed."""
     body = {**PLAIN, "model": "large/1/1/1", "uniscale": {"feedback_wait_s": 600}}
