@@ -73,7 +73,7 @@ def test_samples_stack(tmp_path: Path) -> None:
         (GOOD.replace("a,y,0,4", "a,y,0,inf"), r"row 3, column usd: inf is out of range"),
         (GOOD.replace("a,y,0,4", "a,y,0,0"), r"row 3, column usd: a cost of 0 has no logarithm"),
         (GOOD.replace("a,y,0,4", "a,y,2,4"), r"row 3, column ok: 2.0 is out of range"),
-        (GOOD.replace("a,y,0,4", "a,y,yes,4"), r"row 3, column ok: 'yes' is no number"),
+        (GOOD.replace("a,y,0,4", "a,y,yes,4"), r"row 3, column ok: 'yes' is not a number"),
         (GOOD.replace("a,y,0,4", ",y,0,4"), r"row 3, column q: is empty"),
         (GOOD.replace("usd\n", "usd,who\n").replace("2\n", "2,z\n"), r"row 2, column who: is unknown"),
     ],
