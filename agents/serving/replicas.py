@@ -65,10 +65,8 @@ class Replicas:
         """
         failed: list[JsonServer] = []
         while True:
-            server = self._chosen(conversation, failed)
-            others = any(
-                each.takes_queries and each is not server and each not in failed for each in self._servers
-            )
+            able = [each for each in self._servers if each.takes_queries and each not in failed]
+            server, others = self._chosen(conversation, able), len(able) > 1
             retries = msgspec.structs.replace(server.settings.retries, attempts=1) if others else None
             try:
                 return await server.post(path, body, read, streamed, retries=retries)
@@ -83,8 +81,7 @@ class Replicas:
         for each in self._servers:
             await each.close()
 
-    def _chosen(self, conversation: bytes, failed: Sequence[JsonServer]) -> JsonServer:
-        able = [each for each in self._servers if each.takes_queries and each not in failed]
+    def _chosen(self, conversation: bytes, able: list[JsonServer]) -> JsonServer:
         last = self._last.get(conversation)
         if not able:
             # It refuses the request, with the reason.

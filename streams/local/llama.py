@@ -5,7 +5,6 @@ own and shows its progress. Nothing of the model's package is imported. Without 
 """
 
 import hashlib
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agents.catalogue.file import beside_catalogue, load_catalogue
+from streams.local.broker import listening
 from streams.settings import Settings
 
 FOLDER = Path("data/llama")
@@ -46,7 +46,7 @@ def llama_commands(settings: Settings, ready: str, say: Callable[[str], None]) -
                 f"note: {name} is not on offer, because it cannot be fetched: {why}; the next start tries again"
             )
             return {}
-    if _answers(port):
+    if listening(port):
         say(f"note: {url} answers already, so {name} is served from there")
         return {}
     return {SERVICE: command(port, name, ready)}
@@ -86,9 +86,3 @@ def fetch() -> str:
 
 def _digest() -> str:
     return hashlib.sha256(PINS.read_bytes()).hexdigest()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0

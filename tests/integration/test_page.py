@@ -4,7 +4,6 @@ Needs Chromium and `requirements/page.txt` (`make test-page` installs the latter
 """
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,26 +12,9 @@ import httpx
 import pytest
 
 from streams.local.broker import free_port
+from tests.support.chromium import NEEDS_CHROMIUM, accessible, chromium
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: run `make test-page`"
-)
-axe = pytest.importorskip(
-    "axe_playwright_python.sync_playwright", reason="axe is not installed: run `make test-page`"
-)
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
-]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+pytestmark = [pytest.mark.broker, NEEDS_CHROMIUM]
 VIEWS = {
     "overview": ".tile",
     "ask": "#question",
@@ -48,10 +30,8 @@ def site(deploy_gateway: Callable[..., tuple[Any, str]]) -> tuple[Any, str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(params=[(1280, "light"), (360, "dark")], ids=["wide", "narrow"])
@@ -98,8 +78,7 @@ def test_the_slider_shows_what_would_run_and_why(site: tuple[Any, str], page: An
         "#model", "small/1/1/1" if page.locator("option[value='small/1/1/1']").count() else "small"
     )
     page.wait_for_selector("#preview b:has-text('small/')")
-    found = axe.Axe().run(page)
-    assert found.response["violations"] == [], found.generate_report()
+    accessible(page)
     assert len(deployment.raw(deployment.topics.query)) == before
     page.select_option("#model", "auto")
     page.wait_for_selector(".preview tbody button")
@@ -144,8 +123,7 @@ def test_a_dead_letter_is_sent_again_after_a_question(site: tuple[Any, str], pag
     button = page.locator(f"button[aria-label='Retry {letter['origin']}']")
     button.click()
     page.wait_for_selector("dialog[open]")
-    found = axe.Axe().run(page)
-    assert found.response["violations"] == [], found.generate_report()
+    accessible(page)
     page.click("dialog button:has-text('Cancel')")
     page.wait_for_selector("dialog", state="detached")
     assert len(deployment.raw(topic)) == sent
@@ -182,8 +160,7 @@ def test_every_view_is_accessible(site: tuple[Any, str], page: Any) -> None:
     for view, sign in VIEWS.items():
         page.goto(f"{url}/#{view}")
         page.wait_for_selector(sign)
-        found = axe.Axe().run(page)
-        assert found.response["violations"] == [], (view, found.generate_report())
+        accessible(page)
 
 
 def test_a_key_logs_in_and_out(site: tuple[Any, str], page: Any) -> None:

@@ -218,7 +218,7 @@ async def test_conversations_remembered_are_bounded() -> None:
     for each in servers:
         each.answered.set()
     for number in range(CONVERSATIONS + 5):
-        replicas._chosen(b"%d" % number, ())
+        replicas._chosen(b"%d" % number, servers)
     assert len(replicas._last) == CONVERSATIONS
     await replicas.close()
 

@@ -200,6 +200,17 @@ def test_a_broken_stream_ends_with_an_error_and_no_second_model(
     other.close()
 
 
+def kill_executor(site: GatewayDeployment, upstream: Waiting) -> None:
+    """End the executor while the upstream's reply is arriving."""
+    upstream.read.set()
+    upstream.paced = lambda body, chunk: Event().wait(0.15)
+
+    def kill(cluster: Any) -> None:
+        cluster.kill(next(each for each in cluster.workers if each.service == "executor"))
+
+    site.call(kill)
+
+
 @pytest.mark.parametrize("same", [True, False], ids=["same text", "other text"])
 def test_a_death_in_a_stream_repeats_no_text_and_mixes_none(
     same: bool, site: GatewayDeployment, upstream: Waiting
@@ -208,13 +219,7 @@ def test_a_death_in_a_stream_repeats_no_text_and_mixes_none(
     found = [next(chunks), next(chunks)]
     if not same:
         upstream.says = lambda body: "Another text"
-    upstream.read.set()
-    upstream.paced = lambda body, chunk: Event().wait(0.15)
-
-    def kill(cluster: Any) -> None:
-        cluster.kill(next(each for each in cluster.workers if each.service == "executor"))
-
-    site.call(kill)
+    kill_executor(site, upstream)
     found += chunks
     if same:
         assert text_of(found) == TEXT
@@ -248,13 +253,7 @@ def test_a_death_in_a_call_repeats_nothing_and_mixes_nothing(
     assert called_in(found) == [("call-add", CALLED[:3])]
     if not same:
         upstream.says = lambda body: call("add", c=1)
-    upstream.read.set()
-    upstream.paced = lambda body, chunk: Event().wait(0.15)
-
-    def kill(cluster: Any) -> None:
-        cluster.kill(next(each for each in cluster.workers if each.service == "executor"))
-
-    site.call(kill)
+    kill_executor(site, upstream)
     found += chunks
     if same:
         assert called_in(found) == [("call-add", CALLED)]

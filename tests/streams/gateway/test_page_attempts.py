@@ -3,24 +3,15 @@
 Needs Chromium and `requirements/page.txt` (`make test-page` installs the latter); skips without them.
 """
 
-import shutil
 from typing import Any
-
-import pytest
 
 from tests.streams.gateway.test_passed_through import CATALOGUE, entry
 from tests.streams.test_chat_models import start  # noqa: F401  # a fixture
+from tests.support.chromium import NEEDS_CHROMIUM, accessible, chromium
 from tests.support.gateway_deployment import ASK, PLAIN, Deploy
 from tests.support.upstream import Upstream
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: run `make test-page`"
-)
-axe = pytest.importorskip(
-    "axe_playwright_python.sync_playwright", reason="axe is not installed: run `make test-page`"
-)
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+pytestmark = NEEDS_CHROMIUM
 BROKEN: tuple[int, dict[str, Any], dict[str, str]] = (500, {"error": {"message": "out of memory"}}, {})
 
 
@@ -28,14 +19,13 @@ def test_the_page_shows_attempts_and_what_failed(start: Deploy) -> None:  # noqa
     first, second = Upstream(), Upstream()
     entries = entry("hosted", first, []), entry("other", second, [])
     site = start(*entries, content=CATALOGUE, engine_attempts=1, attempts=2)
-    with site.http() as client, playwright.sync_playwright() as running:
+    with site.http() as client, chromium() as browser:
         assert client.post(ASK, json=PLAIN).status_code == 200
         first.spoilt += [BROKEN] * 9
         answered = client.post(ASK, json=PLAIN).json()
         assert answered["uniscale"]["attempts"] == 2
         second.spoilt += [BROKEN] * 9
         assert client.post(ASK, json=PLAIN).status_code == 502
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.goto(f"{site.url}/#inspect/{answered['id']}")
         page.wait_for_selector("h3:has-text('Attempts')")
@@ -49,12 +39,5 @@ def test_the_page_shows_attempts_and_what_failed(start: Deploy) -> None:  # noqa
         page.click("a:has-text('All failures')")
         page.wait_for_selector("td:has-text('the search failed')")
         accessible(page)
-        browser.close()
     for each in (first, second):
         each.close()
-
-
-def accessible(page: Any) -> None:
-    """Fail on what axe finds."""
-    found = axe.Axe().run(page)
-    assert found.response["violations"] == [], found.generate_report()

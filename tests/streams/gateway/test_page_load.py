@@ -6,7 +6,6 @@ PAGE_IMAGES=docs/images it also keeps a screenshot of each view at two widths.
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,10 @@ from schemas.query import Origin, Query
 from schemas.record import decode, encode
 from schemas.reward import Reward
 from streams.runtime.memory_cluster import Cluster
+from tests.support.chromium import NEEDS_CHROMIUM, accessible, chromium
 from tests.support.gateway_deployment import Deploy
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: run `make test-page`"
-)
-axe = pytest.importorskip(
-    "axe_playwright_python.sync_playwright", reason="axe is not installed: run `make test-page`"
-)
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+pytestmark = NEEDS_CHROMIUM
 
 QUERIES = 10_000
 MOST_S = 1.0
@@ -121,10 +113,8 @@ def full(deploy: Deploy, model: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 def loaded_s(browser: Any, url: str, sign: str, errors: list[str]) -> float:
@@ -185,11 +175,10 @@ def test_a_full_overview_is_accessible_and_as_wide_as_its_window(
     page.wait_for_selector(SIGNS["overview"])
     page.wait_for_selector("figure.chart >> nth=3")
     page.click("summary")
-    found = axe.Axe().run(page)
-    assert found.response["violations"] == [], found.generate_report()
+    accessible(page)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
-    assert axe.Axe().run(page).response["violations"] == []
+    accessible(page)
     page.close()
 
 

@@ -69,7 +69,7 @@ def test_server_of_a_fetched_model_is_at_its_entrys_address(said: list[str], tmp
         "-m", "streams.local.llama_server", str(llama.FOLDER), str(port), "small", "ready",
     ]  # fmt: skip
     llama.PINS.write_text("other==2\n")
-    assert not llama.is_fetched(), "other pins are fetched anew"
+    assert not llama.is_fetched(), "other pins are fetched again"
 
 
 def test_server_that_answers_already_is_used(said: list[str], tmp_path: Path) -> None:
