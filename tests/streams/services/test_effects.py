@@ -357,10 +357,11 @@ async def test_slow_grader_leaves_the_reward_without_correctness(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aggregator, "GradingPool", partial(GradingPool, timeout_s=0.05))
-    slow, long = " | ".join(["times 1"] * 32), [0] * 10_000
+    slow = " | ".join(["repeat 10000", *["times 1"] * 30, "take 1"])
     record = lived["action-decision"][0]
     decision = decode(record.value, Decision)
-    decision = replace(decision, query=replace(decision.query, reference={"tests": [[long, long]] * 5}))
+    # Seconds of work, so that a parent that is descheduled for a moment still finds no result in time.
+    decision = replace(decision, query=replace(decision.query, reference={"tests": [[[0], [0]]] * 256}))
     async with alone(in_memory(), AggregatorService) as service:
         opened = await service.on(None, decision, record)
         answered = lived["answer"][0]
