@@ -21,6 +21,7 @@ from streams.audit.price import PriceList
 from streams.audit.reading import Facts, Ledger, Log, Part, Span
 from streams.settings import Settings
 from streams.topics import Topics
+from streams.words import counted
 
 MOST_NAMED: Final = 10_000
 """Maximum number of discrepancies to list; any more are only counted."""
@@ -75,10 +76,11 @@ class Report(Struct, kw_only=True):
     def line(self) -> str:
         """Return the report as one line."""
         return (
-            f"{self.queries:,} queries, {self.wrong:,} discrepancies, {self.states.get('pending', 0):,} pending "
-            f"({self.overdue:,} overdue); learner: {self.learner['updates']:,} updates, "
+            f"{counted(self.queries, 'query', 'queries')}, {counted(self.wrong, 'discrepancy', 'discrepancies')}, "
+            f"{self.states.get('pending', 0):,} pending ({self.overdue:,} overdue); "
+            f"learner: {counted(self.learner['updates'], 'update')}, "
             f"{self.learner['applied']:,} applied; "
-            f"{self.records:,} records in {self.seconds:.1f} s, {self.peak_mb:.0f} MB"
+            f"{counted(self.records, 'record')} in {self.seconds:.1f} s, {self.peak_mb:.0f} MB"
         )
 
     @property

@@ -19,6 +19,7 @@ from streams.control_follower import (
     catalogue_of,
 )
 from streams.settings import Settings
+from streams.words import counted
 
 PREFIX = "uk-"
 
@@ -87,7 +88,10 @@ def add(
 ) -> None:
     """Add an API key called NAME, or replace it, and print the key. It cannot be shown again."""
     if if_none and (known := _known(settings)):
-        click.echo(f"{len(known)} keys exist, none was added; `keys list` shows them", err=True)
+        click.echo(
+            f"nothing was added: there is {counted(len(known), 'key')} already; `keys list` shows what there is",
+            err=True,
+        )
         return
     check_name("KeyEntry", "tenant", tenant)  # a Query with an invalid tenant would be refused
     unit = catalogue_of(settings).unit

@@ -36,6 +36,7 @@ from streams.runtime.kafka_transactions import advance_offsets, require_stopped,
 from streams.services.decider import policy_of, prior_of
 from streams.settings import Settings
 from streams.topics import Topics
+from streams.words import counted
 
 R = TypeVar("R", bound=Record)
 
@@ -181,9 +182,10 @@ def check(settings: Settings) -> None:
     decider = log.decider()
     recovered = decider.recover(log.rows.items(), log.snapshots.items())
     click.echo(
-        f"whole: snapshot {recovered.snapshot_version}, {recovered.folded.decisions} decisions and "
-        f"{recovered.folded.updates} updates after it; policy version {decider.policy.version}, "
-        f"{recovered.folded.outstanding} rewards outstanding, {len(decider.ended)} ended queries remembered"
+        f"whole: snapshot {recovered.snapshot_version}, {counted(recovered.folded.decisions, 'decision')} and "
+        f"{counted(recovered.folded.updates, 'update')} after it; policy version {decider.policy.version}, "
+        f"{counted(recovered.folded.outstanding, 'reward')} outstanding, "
+        f"{counted(len(decider.ended), 'ended query', 'ended queries')} remembered"
     )
 
 
@@ -213,8 +215,9 @@ def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
     keys += [each.key for each in found if each.key is not None and not each.among_snapshots]
     keys = list(dict.fromkeys(keys))
     foreign = sum(each.among_snapshots for each in found)
+    what = f"{counted(len(keys), 'row')} and {counted(foreign, 'record')} of snapshots"
     if not yes:
-        log.confirm(f"remove {len(keys)} rows and {foreign} records of snapshots?")
+        log.confirm(f"remove {what}?")
     decider = log.decider()
     chunk_bytes = min(snapshot.CHUNK_BYTES, settings.kafka.max_record_bytes // 2)
     records, gone = repaired(decider, log.rows, log.snapshots, keys, log.end, chunk_bytes, log.earlier)
@@ -224,7 +227,7 @@ def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
         [(log.topics.snapshot, records), (log.changelog, [(key, None) for key in gone])],
     )
     click.echo(
-        f"repaired: {len(keys)} rows and {foreign} records of snapshots removed; the learner continues from "
+        f"repaired: {what} removed; the learner continues from "
         f"sequence number {decider.seq}, policy version {decider.policy.version}"
     )
 
@@ -244,7 +247,7 @@ def export(settings: Settings, folder: Path) -> None:
     (folder / "rows.jsonl").write_bytes(b"".join(value + b"\n" for value in log.rows.values()))
     logged = list(graded(settings, log.topics))
     (folder / "logged.jsonl").write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in logged))
-    said = f"{folder}: {len(log.rows)} rows, {len(logged)} graded decisions"
+    said = f"{folder}: {counted(len(log.rows), 'row')}, {counted(len(logged), 'graded decision')}"
     if log.refused():
         click.echo(f"{said}; no state.bin, as the log is not whole: see `learner check`")
         return
@@ -267,7 +270,7 @@ def reset(settings: Settings, yes: bool) -> None:
     """
     log = _Log.of_stopped(settings)
     if not yes:
-        log.confirm(f"delete {len(log.rows)} records of {log.changelog} and all snapshots?")
+        log.confirm(f"delete {counted(len(log.rows), 'record')} of {log.changelog} and all snapshots?")
     read = {log.topics.context: -1, log.topics.reward: -1, log.topics.attempt_failed: -1}
     for manifest in manifests(log.snapshots).values():
         read[log.topics.context] = max(read[log.topics.context], manifest.context_offset)
@@ -290,7 +293,7 @@ def reset(settings: Settings, yes: bool) -> None:
     )
     prior = prior_of(settings)
     begins = f"the prior {prior}" if prior else "nothing"
-    click.echo(f"{len(every)} records deleted; the next decider begins from {begins}")
+    click.echo(f"{counted(len(every), 'record')} deleted; the next decider begins from {begins}")
 
 
 def _ends(settings: Settings, topic: str) -> bytes:
@@ -337,7 +340,9 @@ def verify_decisions(settings: Settings) -> None:
     since = f" after sequence number {after}, where the snapshot ends" if after >= 0 else ""
     if not decisions and RESET_KEY in records:
         since = " since `learner reset`"
-    click.echo(f"{decisions} decisions replayed{since}, {len(found)} mismatches")
+    click.echo(
+        f"{counted(decisions, 'decision')} replayed{since}, {counted(len(found), 'mismatch', 'mismatches')}"
+    )
     for other in other_kernels(manifests(records).values()):
         click.echo(
             f"note: {other} computed a snapshot of this learner, and here {kernel()} computes: differences in the last "
@@ -387,7 +392,7 @@ def prior(settings: Settings, log: Path, out: Path, cap: float, context: tuple[s
     made, questions = prior_of_log(read_outcomes(log, context), inner, encoder, catalogue_of(settings), cap)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(made)
-    click.echo(f"{out}: {questions} questions, {len(made)} bytes, sha256 {digest(made)}")
+    click.echo(f"{out}: {counted(questions, 'question')}, {len(made)} bytes, sha256 {digest(made)}")
 
 
 COMMANDS = [learner, prior, verify_decisions]

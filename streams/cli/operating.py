@@ -15,6 +15,7 @@ from schemas.record import decode
 from streams.log.blocking import BlockingLog, read_all
 from streams.settings import Settings
 from streams.topics import Topics
+from streams.words import counted
 
 # `audit`: account for every query from the raw topics.
 
@@ -58,7 +59,7 @@ def _table(report: "package.Report") -> str:  # type: ignore[name-defined]  # no
         found = ", ".join(f"{count} of {kind}" for kind, count in report.unreadable.items())
         lines.append(f"unreadable records, which should have dead letters: {found}")
     for model, count in report.unpriced.items():
-        lines.append(f"not checked: the price of {count} answers: {model} is not in the catalogue")
+        lines.append(f"not checked: the price of {counted(count, 'answer')}: {model} is not in the catalogue")
     lines.append(report.line)
     return "\n".join(lines)
 
@@ -107,7 +108,7 @@ def show(settings: Settings, as_json: bool) -> None:
         query = f", query {x.query_id}" if x.query_id else ""
         click.echo(f"{x.key}  {x.error} in the {x.service}{query}, {x.size} bytes, tried {x.attempts}x")
         click.echo(f"    {x.reason[:500]}")
-    click.echo(f"{len(found)} dead letters")
+    click.echo(counted(len(found), "dead letter"))
 
 
 @dead_letters.command("retry")

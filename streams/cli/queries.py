@@ -37,6 +37,7 @@ from streams.log.blocking import BlockingLog
 from streams.settings import Settings
 from streams.timeline import Timeline
 from streams.topics import Topics
+from streams.words import counted
 
 # Send queries with progress bars and wait for their Answers.
 
@@ -60,16 +61,17 @@ def send_and_wait(settings: Settings, queries: Sequence[Query], pace: SendSchedu
 
         asked = client.ask_all(queries, pace=pace, progress=progress)
     ends = ", ".join(f"{end} {count}" for end, count in asked.ends.items())
-    click.echo(f"{len(queries)} queries: {ends or 'no Answer'}", err=True)
+    click.echo(f"{counted(len(queries), 'query', 'queries')}: {ends or 'no Answer'}", err=True)
     if asked.taken:
         click.echo(
-            f"error: {len(asked.taken)} query ids, e.g. {min(asked.taken)}, were used before and keep "
-            "their first Answer; to send the file again, give --run NAME",
+            f"error: {counted(len(asked.taken), 'query id')} used before, e.g. {min(asked.taken)}: the first Answer "
+            "stays; to send the file again, give --run NAME",
             err=True,
         )
     if asked.missing:
         click.echo(
-            f"error: {len(asked.missing)} queries have no Answer, e.g. {asked.missing[0]}; are the services running?",
+            f"error: no Answer for {counted(len(asked.missing), 'query', 'queries')}, e.g. {asked.missing[0]}; "
+            "are the services running?",
             err=True,
         )
     return 1 if asked.missing or asked.taken else 0
@@ -170,7 +172,7 @@ def show(answer: Answer, as_json: bool) -> None:
     if answer.score is not None:
         words.append(f"score {answer.score:.3f}")
     if answer.steps:
-        words.append(f"{answer.steps} steps")
+        words.append(counted(answer.steps, "step"))
     click.echo(f"[{answer.query_id}: {', '.join(words)}]", err=True)
     if answer.error:
         click.echo(f"error: {answer.error}", err=True)
@@ -352,7 +354,7 @@ def _earlier(console: Console, decision: Decision) -> None:
         whose = ", ".join(part for part in (each.fault, each.cause) if part) or "nobody's fault"
         console.print(
             f"\nattempt {each.attempt} failed: {each.action} ({whose}): {each.error}; "
-            f"{each.tokens} tokens, {each.cost:.4g} {unit}"
+            f"{counted(each.tokens, 'token')}, {each.cost:.4g} {unit}"
         )
     if decision.attempt > 1:
         console.print(f"attempt {decision.attempt}, without {', '.join(decision.excluded)}:")
@@ -398,8 +400,9 @@ UNSCORED = (
 
 def _search(console: Console, answer: Answer, drafts: bool) -> None:
     console.print(
-        f"\nAnswer: {answer.status} by {answer.by}, {answer.steps} steps, {len(answer.trace)} drafts, "
-        f"{answer.completed} completed, {answer.generated_tokens} tokens, path score {_n(answer.score)}"
+        f"\nAnswer: {answer.status} by {answer.by}, {counted(answer.steps, 'step')}, "
+        f"{counted(len(answer.trace), 'draft')}, {answer.completed} completed, "
+        f"{counted(answer.generated_tokens, 'token')}, path score {_n(answer.score)}"
     )
     if answer.limits is not None and not answer.limits.verified:
         console.print(UNSCORED)
@@ -633,7 +636,10 @@ def _replayed(settings: Settings, sending: Replay, *, wait: bool) -> int:
     if taken := sending.ends["id taken"]:
         click.echo(f"error: {taken} id taken: give another --run NAME to replay them again", err=True)
     if wait and sending.unanswered:
-        click.echo(f"error: {sending.unanswered} queries have no Answer; are the services running?", err=True)
+        click.echo(
+            f"error: no Answer for {counted(sending.unanswered, 'query', 'queries')}; are the services running?",
+            err=True,
+        )
     return 1 if taken or (wait and sending.unanswered) else 0
 
 

@@ -20,6 +20,7 @@ from streams.client.outcomes import cells, outcome_of, pinned, read_outcomes
 from streams.client.questions import QuestionError, read_questions
 from streams.control_follower import Control
 from streams.settings import Settings
+from streams.words import counted
 
 
 @click.command()
@@ -80,7 +81,8 @@ def record(
     wanted = list(cells(questions, chosen, done))
     total = len(questions) * len(chosen)
     click.echo(
-        f"{len(questions)} questions × {len(chosen)} configurations: {total} searches, {total - len(wanted)} done"
+        f"{counted(len(questions), 'question')} × {counted(len(chosen), 'configuration')}: "
+        f"{counted(total, 'search', 'searches')}, {total - len(wanted)} done"
     )
     sys.exit(_recorded(settings, wanted, out, at_once, max_cost))
 
@@ -116,13 +118,15 @@ def _recorded(
             rows.flush()
             ended += len(of)
             bar.update(searches, completed=ended)
-    click.echo(f"{out}: {ended - lost.total()} outcomes, {spent:.4g} {unit}".rstrip())
+    click.echo(f"{out}: {counted(ended - lost.total(), 'outcome')}, {spent:.4g} {unit}".rstrip())
     for why, count in lost.most_common():
         click.echo(
-            f"error: {count} searches without an outcome: {why}; rerun the command to retry them", err=True
+            f"error: no outcome of {counted(count, 'search', 'searches')}: {why}; rerun the command to retry",
+            err=True,
         )
     if ended < len(wanted):
-        click.echo(f"stopped at --max-cost {max_cost:g}: {len(wanted) - ended} searches are left", err=True)
+        left = counted(len(wanted) - ended, "search", "searches")
+        click.echo(f"stopped at --max-cost {max_cost:g}: {left} left", err=True)
     return 1 if lost or ended < len(wanted) else 0
 
 

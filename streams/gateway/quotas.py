@@ -17,6 +17,7 @@ from schemas.objective import UNITS, CostUnit
 from schemas.query import Query
 from streams.gateway.auth import Credential
 from streams.gateway.errors import NO_RETRY, ApiError
+from streams.words import counted
 
 # Usage of each API key, counted from the log: all gateways of a deployment count the same requests. A query reserves
 # its expected cost at admission and settles it at its Answer. Queries that other gateways admitted count as soon as
@@ -276,7 +277,7 @@ class KeyLimits:
                 if await has_left():
                     completions[who.key].pop(each, None)
             if len(completions[who.key]) >= most:
-                raise _rate(f"{most} requests in flight", 1, {})
+                raise _rate(f"{counted(most, 'request')} in flight", 1, {})
         return self._held(who.key, gone)
 
     @contextmanager
@@ -330,22 +331,24 @@ class KeyLimits:
         if entry.limits_spending:
             _check_spending(entry, query, used, unit)
         if entry.per_minute is not None and used.minute >= entry.per_minute:
-            raise _rate(f"{entry.per_minute} requests a minute", used.reset_s, self.headers(who, used))
+            raise _rate(
+                f"{counted(entry.per_minute, 'request')} a minute", used.reset_s, self.headers(who, used)
+            )
         if used.bytes >= MINUTE_BYTES:
             raise _rate(f"{MINUTE_BYTES} bytes of queries a minute", used.reset_s, self.headers(who, used))
         if used.in_flight >= (most := self._most(who)):
-            raise _rate(f"{most} requests in flight", 1, self.headers(who, used))
+            raise _rate(f"{counted(most, 'request')} in flight", 1, self.headers(who, used))
 
     def read(self, who: Credential, now_ms: int) -> None:
         """Count a read of a key. Raises ApiError 429 if it has reached its reads per minute."""
         if who.entry is not None:
-            _count(_lately(self._reads[who.key], now_ms), self._most_reads, "reads", now_ms)
+            _count(_lately(self._reads[who.key], now_ms), self._most_reads, "read", now_ms)
 
     def feedback(self, who: Credential, now_ms: int) -> None:
         """Count a key's feedback. Raises ApiError 429 above its limit on requests or, without one, on reads."""
         if who.entry is not None:
             most = who.entry.per_minute or self._most_reads
-            _count(_lately(self._feedback[who.key], now_ms), most, "feedback requests", now_ms)
+            _count(_lately(self._feedback[who.key], now_ms), most, "feedback request", now_ms)
 
     def preview(self, who: Credential, size: int, used: Used, now_ms: int) -> None:
         """Count or refuse a preview, which costs the decider as much as a decision.
@@ -363,7 +366,7 @@ class KeyLimits:
             return
         recent = _lately(self._previews[who.key], now_ms)
         if used.minute + len(recent) >= (most := who.entry.per_minute or PREVIEWS):
-            what = f"{most} requests a minute, previews among them"
+            what = f"{counted(most, 'request')} a minute, previews among them"
             raise _rate(what, max(1, used.reset_s), self.headers(who, used))
         if used.bytes + sum(each for _, each in recent) >= MINUTE_BYTES:
             what = f"{MINUTE_BYTES} bytes of queries a minute, previews among them"
@@ -421,7 +424,7 @@ def _lately(counted: deque[tuple[int, int]], now_ms: int) -> deque[tuple[int, in
 def _count(recent: deque[tuple[int, int]], most: int, what: str, now_ms: int) -> None:
     """Count one more in the last minute. Raises ApiError 429 if there are already `most`."""
     if len(recent) >= most:
-        raise _rate(f"{most} {what} a minute", 1 + (recent[0][0] + MINUTE_MS - now_ms) // 1000, {})
+        raise _rate(f"{counted(most, what)} a minute", 1 + (recent[0][0] + MINUTE_MS - now_ms) // 1000, {})
     recent.append((now_ms, 0))
 
 

@@ -59,7 +59,7 @@ def test_check_export_repair_and_reset(deploy: Deploy, ask: Ask, tmp_path: Path)
     assert named in damaged.stdout
     repaired = learner(loop, "repair", "--yes")
     assert repaired.returncode == 0, repaired.stderr
-    assert "1 rows and 1 records of snapshots removed" in repaired.stdout
+    assert "1 row and 1 record of snapshots removed" in repaired.stdout
     assert learner(loop, "check").returncode == 0
     loop.supervisor.kill("decider")
     loop.serve(*(ask(n) for n in range(30, 40)))

@@ -174,7 +174,7 @@ def test_outcomes_are_recorded_in_parts_and_make_a_prior(live: Any) -> None:
     record = ("record", "questions.jsonl", "--out", "out/recorded.jsonl", *two)
     stopped = live.run(*record, "--at-once", "3", "--max-cost", "1", code=1)
     assert "8 questions × 2 configurations: 16 searches, 0 done" in stopped.stdout
-    assert "stopped at --max-cost 1: 13 searches are left" in stopped.stderr
+    assert "stopped at --max-cost 1: 13 searches left" in stopped.stderr
     done = live.run(*record)
     assert "16 searches, 3 done" in done.stdout
     assert "13 outcomes" in done.stdout

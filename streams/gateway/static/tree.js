@@ -1,7 +1,7 @@
 // A search as a tree: every draft, its score, what became of it, and the path that was chosen.
 
 import { hierarchy, tree as layout } from '/static/vendor/d3-hierarchy.js';
-import { el, svg, table } from '/static/dom.js';
+import { counted, el, svg, table } from '/static/dom.js';
 
 export const FATES = {
   open: 'waits for its score', kept: 'kept', finished: 'finished', early_exit: 'pruned: cannot win any more',
@@ -68,10 +68,11 @@ export function legend() {
 function describe(draft) {
   const bound = draft.bound === null ? '' : `, could still reach ${draft.bound.toFixed(3)} at best`;
   const score = draft.score === null ? 'no score yet' : `score ${draft.score.toFixed(3)}`;
-  return `Step ${draft.depth}, tree ${draft.tree + 1}: ${score}, ${FATES[draft.fate]}${bound}, ${draft.tokens} tokens. ${draft.text}`.trim();
+  return `Step ${draft.depth}, tree ${draft.tree + 1}: ${score}, ${FATES[draft.fate]}${bound}, ${counted(draft.tokens, 'token')}. ${draft.text}`.trim();
 }
 
 function summary(drafts) {
   const finished = drafts.filter((draft) => draft.fate === 'finished').length;
-  return `${drafts.length} drafts in ${Math.max(...drafts.map((draft) => draft.depth))} steps, ${finished} paths finished`;
+  const steps = Math.max(...drafts.map((draft) => draft.depth));
+  return `${counted(drafts.length, 'draft')} in ${counted(steps, 'step')}, ${counted(finished, 'path')} finished`;
 }
