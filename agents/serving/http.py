@@ -388,7 +388,7 @@ class JsonServer:
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             raise EngineUnreachableError(
-                f"{where}: {error or type(error).__name__}; is the server up?"
+                f"{where}: {error or type(error).__name__}; is the server up, and is its address right?"
             ) from error
         except RuntimeError as error:  # httpx raises it if the client is closed
             if not self._client.is_closed:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from agents.catalogue.file import read_yaml
 from agents.catalogue.list_prices import SOURCE, list_price
-from agents.serving.errors import EndpointRefusedError, ServingError
+from agents.serving.errors import EndpointRefusedError, EngineUnreachableError, ServingError
 from agents.serving.http import JsonServer, Keys, ServerSettings
 from agents.serving.listing import Listed, listed, proxied
 from schemas.errors import InvalidField, UniscaleError
@@ -160,6 +160,8 @@ def _listed_price(model: Listed, url: str) -> Listed:
 
 
 def _advice(asked: _Asked, error: ServingError, name: str, sent: bool) -> str:
+    if isinstance(error, EngineUnreachableError):
+        return ""  # it says so itself
     if not isinstance(error, EndpointRefusedError):
         return f"; correct the address after --{asked.kind}"
     if "HTTP 401" in str(error) or "HTTP 403" in str(error):

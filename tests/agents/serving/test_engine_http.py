@@ -271,7 +271,7 @@ def test_work_that_was_done_is_not_asked_for_again(server, prompts, reply, said)
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
-        ("hang-up", EngineUnreachableError, "is the server up\\?"),
+        ("hang-up", EngineUnreachableError, "is the server up, and is its address right\\?"),
         ((502, b"bad gateway", {}), EngineFaultError, "HTTP 502: bad gateway"),
         ((429, b"slow down", {"Retry-After": "Wed, 21 Oct"}), EngineBusyError, "HTTP 429"),
     ],

@@ -344,7 +344,9 @@ async def test_remote_model_is_loading_until_its_first_answer() -> None:
     asked = asyncio.create_task(engine_of(registry, entry))
     await registry.probe()
     [health] = registry.health()
-    assert (health.state, "is the server up?" in health.why) == ("loading", True), "nobody listens there"
+    assert (health.state, "is the server up, and is its address right?" in health.why) == ("loading", True), (
+        "nobody listens there"
+    )
     there = Loading(port)
     there.listen()
     await registry.probe()

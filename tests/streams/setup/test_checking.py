@@ -260,7 +260,7 @@ BAD: dict[str, tuple[dict[str, Any], Change, list[str]]] = {
     "a server that is not there": (
         {},
         lambda url: configured(entry("http://127.0.0.1:1")),
-        ["is the server up?", "correct endpoint.url, which is http://127.0.0.1:1"],
+        ["is the server up, and is its address right?", "correct endpoint.url, which is http://127.0.0.1:1"],
     ),
     "a parameter that the server refuses": (
         {"spoilt": [(400, {"error": {"message": "no such effort"}}, {})]},

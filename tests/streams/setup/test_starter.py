@@ -190,7 +190,7 @@ def test_overwrite_needs_force(run: Run, upstream: Start) -> None:
         ),
         (["--openai", "{url},NONE"], {}, {}, ["NONE is not set; export NONE=…"]),
         (["--vllm", "{url},NONE"], {}, {}, ["a key of vLLM is given by UNISCALE_ENGINE_KEY"]),
-        (["--openai", "http://127.0.0.1:1"], {}, {}, ["is the server up?; correct the address after --openai"]),
+        (["--openai", "http://127.0.0.1:1"], {}, {}, ["is the server up, and is its address right?"]),
         (["--openai", "127.0.0.1:8000"], {}, {}, ["--openai 127.0.0.1:8000: is not an address; give one such as"]),
         (["--openai", "{url}"], {"models": ()}, {}, ["lists no models; load or configure one there"]),
         (["--litellm", "{url}"], {}, {}, ["HTTP 404", "another option if it is not litellm"]),
