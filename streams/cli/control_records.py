@@ -62,7 +62,7 @@ def send(settings: Settings, entry: ControlRecord) -> int:
 
 
 def freeze_cost_range(settings: Settings) -> None:
-    """Write the catalogue's cost range to `control`, so that later prices do not change it, and print it.
+    """Write the catalogue's cost range to `control`, so that rewards keep their scale when prices change, and print it.
 
     Does nothing if the catalogue file states a range, or if one is already in `control`.
     """
@@ -71,8 +71,8 @@ def freeze_cost_range(settings: Settings) -> None:
     if any(isinstance(entry, CostBoundsEntry) for _, entry in entries(settings)):
         return
     found = catalogue_of(settings).cost_range
-    offset = send(settings, CostBoundsEntry(cost_range=found))
+    send(settings, CostBoundsEntry(cost_range=found))
     click.echo(
-        f"cost range {found.low:g} to {found.high:g} {UNITS[found.unit]}, from what the models charge, control offset "
-        f"{offset}; `objective bounds` sets another"
+        f"costs are rated on a scale from {found.low:.2g} to {found.high:.2g} {UNITS[found.unit]} a query, by today's "
+        "prices; later prices do not change it, `python -m streams objective bounds` does"
     )

@@ -116,6 +116,10 @@ def up(
     """
     with stopped_by_signals(), contextlib.ExitStack() as stack:
         broker = None
+        click.echo(
+            f"log of the services: {log_path}"
+            + ("" if kind == "none" else f"; of the broker: {data / 'broker.log'}")
+        )
         if kind != "none":
             broker = stack.enter_context(LocalBroker.choose(kind, os.environ, port=port, directory=data))  # type: ignore[arg-type]
             settings = settings_for(settings, broker)
@@ -144,7 +148,7 @@ def up(
             if broker is not None:
                 broker.revive(click.echo)
 
-        supervisor.wait_ready(600, tick=watch)
+        supervisor.wait_ready(600, tick=watch, say=click.echo)
         click.echo(f"all {len(services)} services are ready; log in {log_path}")
         if gateway:
             click.echo(f"gateway: http://{settings.gateway.host}:{settings.gateway.port}/")

@@ -24,6 +24,7 @@ from streams.log import kafka_admin
 from streams.services import SERVICES
 from streams.settings import MAX_PORT, Settings, SettingsError
 from streams.topics import Topics
+from streams.words import counted
 
 __all__ = ["Deployment"]
 
@@ -92,7 +93,7 @@ class LogFile(RotatingFileHandler):
         told = f"{time.strftime('%H:%M:%S')} {name:<18} | {text}"
         with self._writing:
             if self.lost and self._write(
-                f"{time.strftime('%H:%M:%S')} {'supervisor':<18} | {self.lost} lines could not be written"
+                f"{time.strftime('%H:%M:%S')} {'supervisor':<18} | {counted(self.lost, 'line')} could not be written"
             ):
                 self.lost = 0
             if not self._write(told):
@@ -185,6 +186,8 @@ READY = "uniscale: ready"
 _LAST_LINES_S = 2.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+SAID_EVERY_S = 15.0
+"""Seconds between two messages about what a start is waiting for."""
 STEADY_S = 60.0
 """Seconds after which a process counts as recovered, so its next restart is immediate and the backoff is reset."""
 
@@ -282,18 +285,25 @@ class Supervisor:
             raise
         return self
 
-    def wait_ready(self, timeout_s: float = 300.0, tick: Callable[[list[str]], None] | None = None) -> None:
+    def wait_ready(
+        self,
+        timeout_s: float = 300.0,
+        tick: Callable[[list[str]], None] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         """Wait until every service has reported that it is ready.
 
         Args:
             timeout_s: How long to wait.
             tick: Called five times a second with the names of the services that are not ready.
+            say: Called every SAID_EVERY_S seconds with a line that names them.
 
         Raises:
             ServiceFailed: a service is not ready in time, or has exited five times.
         """
         before = {service.name: service.restarts for service in self.services.values()}
-        deadline = time.monotonic() + timeout_s
+        began_s = said_s = time.monotonic()
+        deadline = began_s + timeout_s
         while True:
             waiting = [r for r in self.services.values() if not r.ready.is_set()]
             if tick:
@@ -310,6 +320,9 @@ class Supervisor:
                 raise ServiceFailed(
                     f"not ready after {timeout_s:.0f} s: {names}\n" + "\n".join(_tail(r) for r in waiting)
                 )
+            if say and (now_s := time.monotonic()) - said_s >= SAID_EVERY_S:
+                names, said_s = ", ".join(r.name for r in waiting), now_s
+                say(f"waiting for {names} ({now_s - began_s:.0f} s so far); log in {self.log_path}")
             time.sleep(0.2)
 
     def kill(self, name: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from streams.local import deployment
 from streams.local.deployment import READY, STEADY_S, LogFile, Service, ServiceFailed, Supervisor
 
 READY_THEN_SLEEP = f"import time; print({READY!r}, flush=True); time.sleep(60)"
@@ -39,6 +40,25 @@ def test_killed_service_restarts_and_stop_leaves_none(tmp_path: Path) -> None:
     text = log.read_text()
     assert "a exited with code -9" in text
     assert text.count(READY) == 2
+
+
+def test_a_start_that_takes_long_says_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment, "SAID_EVERY_S", 0.0)
+    log, go = tmp_path / "services.log", tmp_path / "go"
+    slow = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+    services = {"a": command(READY_THEN_SLEEP), "b": command(slow + READY_THEN_SLEEP)}
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("waiting for b ("):
+            go.touch()
+
+    with Supervisor(services, environ=os.environ, log_path=log) as supervisor:
+        supervisor.wait_ready(30, say=say)
+    assert said[-1].endswith(f" s so far); log in {log}")
 
 
 def test_services_get_no_foreign_secrets(tmp_path: Path) -> None:
@@ -137,7 +157,7 @@ def test_lines_that_could_not_be_written_are_counted(tmp_path: Path) -> None:
     log.line("a", "last")
     log.close()
     told = [line.partition(" | ")[2] for line in (tmp_path / "services.log").read_text().splitlines()]
-    assert told == ["first", "1 lines could not be written", "last"]
+    assert told == ["first", "1 line could not be written", "last"]
 
 
 def test_a_terminal_that_is_not_of_utf_8_gets_each_line(tmp_path: Path) -> None:
