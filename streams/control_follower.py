@@ -52,9 +52,15 @@ def catalogue_of(settings: Settings) -> Catalogue:
 
     Raises:
         CatalogueError: the file cannot be used.
-        SettingsError: the catalogue does not contain the configured verifier.
+        SettingsError: there is no catalogue, or it does not contain the configured verifier.
     """
-    found = load_catalogue(Path(settings.catalogue))
+    path = Path(settings.catalogue)
+    if settings.catalogue == Settings().catalogue and not path.exists():
+        raise SettingsError(
+            f"there is no {settings.config or Settings().config} with a catalogue in {Path.cwd()}: "
+            "`python -m streams init` writes one from your servers; change to its folder, or name it with --config FILE"
+        )
+    found = load_catalogue(path)
     check_graders(found)
     if not settings.engine.verifier:
         return found

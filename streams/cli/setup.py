@@ -209,7 +209,7 @@ def check(context: click.Context, file: Path | None) -> None:
     from streams.setup.checking import Finding, findings_of  # imports numpy and the services
 
     settings = _settings(context, file)
-    findings = findings_of(settings)
+    findings = findings_of(settings, lambda line: click.echo(line, err=True))
     absent = any(
         each.about == "broker" or (each.about, each.state) == ("topics", "note") for each in findings
     )

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
@@ -59,11 +59,15 @@ class Finding(Struct, frozen=True):
     fix: str = ""
 
 
-def findings_of(settings: Settings) -> list[Finding]:
+def findings_of(settings: Settings, say: Callable[[str], None] = lambda line: None) -> list[Finding]:
     """Check everything that a deployment with these settings depends on.
 
     Every server is sent a request for one token with its entry's parameters, a request for each capability that the
     entry declares, and a request for a stream, each of which may cost as much as the first.
+
+    Args:
+        settings: The deployment's settings.
+        say: Called with a line of text about what is being checked, because a server may take minutes.
 
     Raises:
         UniscaleError: the file cannot be used; the message names the field and the fix.
@@ -73,10 +77,10 @@ def findings_of(settings: Settings) -> list[Finding]:
     return [
         *_file(settings),
         *_money(catalogue),
-        *asyncio.run(_servers(settings, catalogue)),
+        *asyncio.run(_servers(settings, catalogue, say)),
         *_grades(control, settings),
-        *_learner(settings, control),
-        *_broker(settings, catalogue),
+        *_learner(settings, control, say),
+        *_broker(settings, catalogue, say),
     ]
 
 
@@ -99,17 +103,34 @@ def _money(catalogue: Catalogue) -> list[Finding]:
 _PATIENCE: Final = Retries(attempts=1)
 
 
-async def _servers(settings: Settings, catalogue: Catalogue) -> list[Finding]:
+async def _servers(settings: Settings, catalogue: Catalogue, say: Callable[[str], None]) -> list[Finding]:
     options = replace(hosting_options(settings, catalogue), retries=_PATIENCE)
     fetched = beside_catalogue(Path(settings.catalogue)).fetched
     models = [each for each in catalogue.models if each.name != fetched]
-    asked = [_model(each, options) for model in models for each in _at_each_server(model)]
-    asked += [_verifier(each, options) for entry in catalogue.scoring for each in _at_each_server(entry)]
+    asked = [_told(each, _model(each, options), say) for model in models for each in _at_each_server(model)]
+    asked += [
+        _told(each, _verifier(each, options), say)
+        for entry in catalogue.scoring
+        for each in _at_each_server(entry)
+    ]
     found = [finding for findings in await asyncio.gather(*asked) for finding in findings]
     if fetched is not None:
         found.append(
             Finding(f"model {fetched}", "ok", "is fetched and served by `up` or `demo`; not asked here")
         )
+    return found
+
+
+async def _told(
+    entry: Model | VerifierModel, asking: Awaitable[list[Finding]], say: Callable[[str], None]
+) -> list[Finding]:
+    """Return the findings about an entry at one server, and say when it is asked and when it has replied."""
+    if entry.endpoint.kind == "in-process":
+        return await asking
+    [url] = entry.endpoint.servers
+    say(f"asking {entry.name} at {url} …")
+    found = await asking
+    say(f"{entry.name} at {url}: {'failed' if any(each.state == 'fails' for each in found) else 'ok'}")
     return found
 
 
@@ -267,7 +288,8 @@ def _grades(control: Control, settings: Settings) -> list[Finding]:
     ]
 
 
-def _learner(settings: Settings, control: Control) -> list[Finding]:
+def _learner(settings: Settings, control: Control, say: Callable[[str], None]) -> list[Finding]:
+    say("loading the encoder, the policy and its prior …")
     about = "policy and prior"
     try:
         encoder = encoder_of(settings.encoder)
@@ -288,7 +310,8 @@ def _learner(settings: Settings, control: Control) -> list[Finding]:
     return [Finding(about, "ok", f"{policy.name} begins from {path}")]
 
 
-def _broker(settings: Settings, catalogue: Catalogue) -> list[Finding]:
+def _broker(settings: Settings, catalogue: Catalogue, say: Callable[[str], None]) -> list[Finding]:
+    say(f"asking the broker at {settings.kafka.bootstrap} …")
     declared = Topics(settings).declared(catalogue.groups)
     found: list[str] = []
     try:
@@ -301,6 +324,6 @@ def _broker(settings: Settings, catalogue: Catalogue) -> list[Finding]:
     absent = [each for each in found if ": missing;" in each]
     wrong = [Finding("topics", "fails", each) for each in found if each not in absent]
     if absent:
-        said = f"{len(absent)} of {len(declared)} are missing"
+        said = f"missing: {len(absent)} of {len(declared)}"
         wrong.append(Finding("topics", "note", said, "`up` and `topics create` make them"))
     return wrong or [Finding("topics", "ok", "are as declared")]

@@ -69,8 +69,17 @@ def test_each_of_several_servers_is_asked(run: Run, upstream: Start) -> None:
     said = _plain(run("check", code=1).output)
     assert "2 would fail" in said
     assert f"model hosted at {first.url} ok gave a token" in said
+    assert all(f"asking hosted at {url} …" in said for url in urls)
+    assert f"hosted at {first.url}: ok" in said
+    assert "hosted at http://127.0.0.1:1: failed" in said
     assert "set endpoint.context_tokens to 4096" in said
     assert "correct endpoint.urls, which has http://127.0.0.1:1, or the key of its server" in said
+
+
+def test_a_folder_without_a_configuration(run: Run) -> None:
+    said = run("check", code=1).output
+    assert "error: there is no uniscale.yaml with a catalogue in " in said
+    assert "`python -m streams init` writes one from your servers" in said
 
 
 def test_lines_left_open_by_init(run: Run, upstream: Start) -> None:
