@@ -15,6 +15,7 @@ from schemas.prices import Prices
 from streams.control_follower import Control
 from streams.services.hosting import hosting_options
 from streams.settings import Settings
+from streams.words import counted
 
 
 @click.command()
@@ -53,19 +54,24 @@ def calibrate(settings: Settings, name: str, usd_per_hour: float, at_once: int, 
         raise click.BadParameter(
             f"{name} runs in its executor; only a server can be driven", param_hint="MODEL"
         )
+    click.echo(
+        f"sending {name} {counted(at_once, 'request')} at once for {seconds:g} s, first with long prompts, "
+        "then with long answers …",
+        err=True,
+    )
     found, halves = asyncio.run(
         _calibrated(model, hosting_options(settings, base), usd_per_hour, at_once, seconds)
     )
     for what, half in zip(("long prompts", "long answers"), halves, strict=True):
         rates = f"{half.prompt_tokens / half.seconds:.0f} tokens of prompts a second"
         click.echo(f"{what}: {rates}, {half.tokens / half.seconds:.0f} generated")
-    assumed = f"${usd_per_hour:g} an hour, {at_once} requests at once"
+    assumed = f"${usd_per_hour:g} an hour, {counted(at_once, 'request')} at once"
     click.echo(
         f"price: {{input: {found.input:g}, output: {found.output:g}}}  # USD per million tokens, at {assumed}"
     )
     click.echo(
-        f"next: write it into the model's entry, or python -m streams catalogue price {name} --input {found.input:g} "
-        f"--output {found.output:g}"
+        f"next: replace the `price` line of {name} in {settings.catalogue} with this one; for a running deployment: "
+        f"python -m streams catalogue price {name} --input {found.input:g} --output {found.output:g}"
     )
 
 
@@ -76,7 +82,7 @@ async def _calibrated(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(f"{at_once} requests at once", total=seconds)
+            task = bar.add_task(f"{counted(at_once, 'request')} at once", total=seconds)
             return await calibrated(
                 loaded.engine, model.sampling, usd_per_hour, at_once=at_once, seconds=seconds, clock=time.monotonic,
                 ended=lambda now: bar.update(task, completed=now),

@@ -20,9 +20,11 @@ from agents.serving.errors import EndpointRefusedError, EngineUnreachableError, 
 from agents.serving.http import JsonServer, Keys, ServerSettings
 from agents.serving.listing import Listed, listed, proxied
 from schemas.errors import InvalidField, UniscaleError
+from schemas.prices import rate_in_words
 from streams.cli.control_records import control_state
 from streams.settings import Settings
-from streams.setup.starter import FILL_IN, Kind, Source, starter, unfilled
+from streams.setup.starter import ASSUMED, FILL_IN, Kind, Source, starter, unfilled
+from streams.words import counted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -116,9 +118,17 @@ def init(
     text = starter(sources)
     output.write_text(text, encoding="utf-8")
     names = [each["name"] for each in read_yaml(output, "a configuration file")["catalogue"]["models"]]
-    click.echo(f"{output}: {len(names)} models: {', '.join(names)}")
-    if left := len(unfilled(text)):
-        click.echo(f"{left} lines marked {FILL_IN} hold what no server says, such as prices: complete them")
+    click.echo(f"{output}: {counted(len(names), 'model')}: {', '.join(names)}")
+    left = unfilled(text)
+    if assumed := sum(line.startswith("price:") for _, line in left):
+        click.echo(
+            f"no price is known for {counted(assumed, 'model')}; assumed: {rate_in_words(ASSUMED)}; "
+            f"change `price` in {output}"
+        )
+    if left:
+        click.echo(
+            f"{counted(len(left), 'line')} marked {FILL_IN} in {output}: correct or keep each, then delete its mark"
+        )
     elsewhere = "" if str(output) == Settings().config else f"--config {output} "
     click.echo(
         f"next: python -m streams {elsewhere}check; then python -m streams {elsewhere}up --broker auto --gateway"

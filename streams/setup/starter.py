@@ -25,7 +25,8 @@ ASSUMED: Final = Prices(input=1.0, output=4.0)
 
 _HEAD = f"""\
 # What this deployment serves, as its servers described it to `python -m streams init`. Lines marked {FILL_IN} hold what
-# no server says. `python -m streams check` looks for mistakes; docs/own-models.md explains the rest.
+# no server says: correct or keep each, then delete the mark. `python -m streams check` looks for mistakes and lists the
+# lines that are still marked; docs/own-models.md explains the rest.
 
 attempts: 2            # a query whose model fails before it has said anything is given to another model, once
 feedback_wait_s: 3600  # seconds for which an answer can be graded
@@ -37,7 +38,9 @@ offline: false         # tokenizers may be read from the Hugging Face hub, or it
 
 _BASELINE = """\
 policy_options:
-  control_action: {baseline}  # {fill_in}: the baseline, which answers until somebody has graded an answer
+  # The baseline answers every query until an answer has been graded: choose the model that you would use without this
+  # product, as NAME/1/1/1, which is one answer by the model NAME.
+  control_action: {baseline}  # {fill_in}: the first model; name another, or keep it
 """
 
 _CATALOGUE = """\
@@ -49,7 +52,9 @@ catalogue:
 """
 
 _STEPS = """\
-  parallelism: [1/1, 4/1, 16/1]  # paths of a search; without a verifier, the answer of several is the most frequent
+  # How many answers a model on vLLM may write to one query: 1, 4 or 16, of which the most frequent is returned. All of
+  # them cost tokens: 16/1 generates about 16 times as many as 1/1. [1/1] leaves only single answers.
+  parallelism: [1/1, 4/1, 16/1]
 
   defaults:
     models:

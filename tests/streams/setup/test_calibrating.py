@@ -28,6 +28,8 @@ def test_line_for_the_entry_says_what_it_assumes(run: Run, upstream: Start) -> N
     assert line.endswith("# USD per million tokens, at $4.5 an hour, 3 requests at once")
     price = yaml.safe_load(line)["price"]
     assert 0 < price["input"] < price["output"]
+    assert "sending mine 3 requests at once for 2 s" in said
+    assert "next: replace the `price` line of mine in uniscale.yaml with this one" in said
     words = f"catalogue price mine --input {price['input']:g} --output {price['output']:g}"
     assert re.search(re.escape(words), said)
 

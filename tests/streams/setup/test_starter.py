@@ -100,7 +100,23 @@ def test_all_kinds_of_servers_give_one_file_that_runs(run: Run, upstream: Start)
         "context_tokens",
         "price",
     ]
-    assert "7 lines marked FILL IN" in said
+    assert "7 lines marked FILL IN in uniscale.yaml: correct or keep each, then delete its mark" in said
+    assert "no price is known for 4 models; assumed: $1 a million tokens of input, $4 of output" in said
+
+
+def test_one_model_is_not_plural(run: Run, upstream: Start) -> None:
+    said = run("init", "--vllm", upstream(models=("m",), listing={"m": {"root": "m"}}).url).output
+    assert "uniscale.yaml: 1 model: m" in said
+    assert "no price is known for 1 model; assumed" in said
+    assert "1 line marked FILL IN" in said
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+@pytest.mark.parametrize("option", ["--vllm", "--openai", "--litellm"])
+def test_an_address_may_end_in_v1(run: Run, upstream: Start, option: str, ending: str) -> None:
+    server = upstream(**VLLM, info=PROXY)
+    run("init", option, f"{server.url}{ending}")
+    assert len(load_catalogue(FILE).models) == 2
 
 
 def test_servers_that_list_the_same_model_share_an_entry(run: Run, upstream: Start) -> None:
