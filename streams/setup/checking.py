@@ -87,7 +87,12 @@ def findings_of(settings: Settings, say: Callable[[str], None] = lambda line: No
 def _file(settings: Settings) -> list[Finding]:
     path = Path(settings.catalogue)
     return [
-        Finding(f"{path.name}, line {at}", "note", f"is still to be filled in: {line}", f"complete line {at}")
+        Finding(
+            f"{path.name}, line {at}",
+            "note",
+            f"is still to be filled in: {line}",
+            "correct or keep it, then delete FILL IN",
+        )
         for at, line in unfilled(path.read_text(encoding="utf-8"))
     ]
 
