@@ -25,7 +25,7 @@ def recording(folder: Path) -> Path:
         RecordedStep(text="9 times 7.\n\n", tokens=9, score=0.8),
         RecordedStep(text="9*7=\\boxed{63}.", tokens=8, score=0.9, finish="eos"),
     )
-    models = load_catalogue(Path("infra/catalogue/mini.yaml")).model_names
+    models = load_catalogue(Path("infra/catalogue/mini-six.yaml")).model_names
     paths = [RecordedPath(question=QUESTION, model=m, path=0, prompt_tokens=20, steps=steps) for m in models]
     write_paths(folder / "recording.jsonl", paths)
     return folder / "recording.jsonl"

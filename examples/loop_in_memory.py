@@ -22,7 +22,7 @@ COUNT = 20
 
 def recording(folder: Path) -> str:
     """Record one answer for each question and model; the larger half of the family is right."""
-    catalogue = load_catalogue(Path("infra/catalogue/mini.yaml"))
+    catalogue = load_catalogue(Path("infra/catalogue/mini-six.yaml"))
     paths = []
     for n in range(COUNT):
         for rank, model in enumerate(catalogue.model_names):

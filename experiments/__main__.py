@@ -35,6 +35,7 @@ for command in (
     commands.paper,
     commands.frontier,
     commands.by_family,
+    commands.ungraded_first,
     commands.picture,
     commands.usual,
     commands.category_variances,

@@ -30,6 +30,7 @@ from experiments.outcomes import BanditWorld, OutcomeError, beside_of, build_wor
 from experiments.paper import Beside, networks_wanted, read_beside, run_paper
 from experiments.prior import control_of, prior_of_outcomes
 from experiments.runs import MORE_SEEDS, NetworkRecord, Scope, one_thread_each, rebuild
+from experiments.ungraded import ungraded
 from experiments.yardstick import holm
 
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)
@@ -384,6 +385,26 @@ def by_family(
             more_seeds=MORE_SEEDS[:orders], whole=False, say=lambda text: click.echo(text, err=True)
         )
         found = families(world, scope, policy, PLAYERS[policy], terms, model)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(page.as_json(found) + b"\n")
+    click.echo(f"written: {out}")
+
+
+@click.command("ungraded")
+@with_outcomes(TRAFFIC)
+@with_catalogue
+@click.option("--model", required=True, help="The model that no verifier scores.")
+@click.option("--orders", type=click.IntRange(1, len(MORE_SEEDS)), default=len(MORE_SEEDS), show_default=True)
+@with_jobs
+@with_cache
+@click.option("--out", type=PATH, required=True, help="JSON file to write.")
+def ungraded_first(
+    source: Path, catalogue: Path, model: str, orders: int, jobs: int | None, cache: Path, out: Path
+) -> None:
+    """Write what 330 graded queries cost after 1,000 ungraded ones, with and without an unverified model."""
+    _, world = joint_world(source, None, catalogue, cache)
+    with threadpool_limits(1), one_thread_each(jobs) as pool:
+        found = ungraded(world, Scope(more_seeds=MORE_SEEDS[:orders], whole=False, pool=pool), model)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(page.as_json(found) + b"\n")
     click.echo(f"written: {out}")

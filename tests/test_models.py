@@ -79,7 +79,7 @@ def test_every_card_names_the_commit_that_trained_the_model(name: str) -> None:
 
 
 def test_cost_range_spans_cheapest_to_dearest_search() -> None:
-    catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
+    catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "mini-six.yaml")
     verifier, intensity = catalogue.verifier_named().architecture, catalogue.hardware.intensity
 
     def cost(name: str, paths: int, prompt: int, steps: int, tokens: int) -> float:

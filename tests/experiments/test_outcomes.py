@@ -115,7 +115,7 @@ def test_the_public_sets_load(name: str, file: str, questions: int, arms: int | 
     assert 0 < outcomes.correct.mean() < 1
 
 
-CATALOGUE = load_catalogue(Path(__file__).parents[2] / "infra" / "catalogue" / "mini.yaml")
+CATALOGUE = load_catalogue(Path(__file__).parents[2] / "infra" / "catalogue" / "mini-six.yaml")
 MODELS = list(CATALOGUE.model_names)
 ENCODER = HashedEncoder(16)
 NUMBERS = [

@@ -22,7 +22,7 @@ from schemas.action import Action
 from tests.support.lab import lab
 
 ROOT = Path(__file__).parents[2]
-CATALOGUE = ROOT / "infra" / "catalogue" / "mini.yaml"
+CATALOGUE = ROOT / "infra" / "catalogue" / "mini-six.yaml"
 MODELS = load_catalogue(CATALOGUE).model_names[:4]
 IN_USE, OTHER = "the-one-in-use", "the-other"
 SECONDS = dict(query_embedding=1.0, bandit=0.5, generation=6.0, verification=2.0, rest_of_search=0.5)

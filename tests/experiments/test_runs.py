@@ -101,7 +101,7 @@ def test_the_joint_space_is_trained_first(world: BanditWorld) -> None:
 def test_training_still_chooses_what_the_shipped_record_holds(tmp_path: Path, policy: str) -> None:
     """Ten rounds: a difference in training shows at once. Where it is meant, raise RECIPE and train anew."""
     recording = ROOT / "experiments" / "data" / "code.parquet"
-    catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
+    catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "mini-six.yaml")
     with threadpool_limits(1):
         built = build_world(load_recording(recording), MiniLM(), catalogue, tmp_path)
         record = NetworkRecord.load(recording.with_name("code.networks.json"), built)

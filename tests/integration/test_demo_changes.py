@@ -24,7 +24,7 @@ def test_three_changes_are_made_and_followed(
 ) -> None:
     recording = Path(recorded(tmp_path).engine.recorded)
     lines = [json.loads(line) for line in recording.read_text().splitlines()]
-    mini = root / "infra" / "catalogue" / "mini.yaml"
+    mini = root / "infra" / "catalogue" / "mini-six.yaml"
     names = [*load_catalogue(mini).model_names, "mini-4m-2"]
     paths = [line | {"model": name} for line in lines if line["model"] == "large" for name in names]
     recording.write_text("".join(json.dumps(path) + "\n" for path in paths))

@@ -39,7 +39,7 @@ def loop(deploy: Deploy) -> Iterator[Any]:
     os.environ.update(threads)
     try:
         yield deploy(
-            recorded="", catalogue=str(ROOT / "infra" / "catalogue" / "mini.yaml"),
+            recorded="", catalogue=str(ROOT / "infra" / "catalogue" / "mini-six.yaml"),
             engine_threads=1, max_in_flight=32, group_partitions=16, session_timeout_s=20.0,
             rebalance_timeout_s=20.0, timeout_s=1200.0,
         )  # fmt: skip

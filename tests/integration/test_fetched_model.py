@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_fetched_model_is_served_and_comes_back(tmp_path: Path) -> None:
     if not llama.is_fetched() and (why := llama.fetch()):
         pytest.skip(f"{llama.PINS.name} cannot be fetched here: {why}")
-    seven = yaml.safe_load((ROOT / "infra" / "catalogue" / "mini-seven.yaml").read_text())
+    seven = yaml.safe_load((ROOT / "infra" / "catalogue" / "mini.yaml").read_text())
     [entry] = seven["models"]
     entry["endpoint"]["url"] = f"http://127.0.0.1:{free_port()}/v1"
     kept = {name: seven[name] for name in ("hardware", "cost_range", "fetched", "models")}

@@ -123,7 +123,7 @@ def test_an_embedding_server_that_is_down(deploy: Deploy, ask: Ask) -> None:
 
 
 ROOT = Path(__file__).parents[2]
-CHECKPOINT = ROOT / load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml").models[0].checkpoint
+CHECKPOINT = ROOT / load_catalogue(ROOT / "infra" / "catalogue" / "mini-six.yaml").models[0].checkpoint
 CATALOGUE = """
 name: keyed
 hardware: {{name: as an A800, intensity: 156}}

@@ -134,7 +134,7 @@ def models_at_servers() -> None:
     from streams.settings import Settings
 
     async def connect() -> Any:
-        mini = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
+        mini = load_catalogue(ROOT / "infra" / "catalogue" / "mini-six.yaml")
         away = Endpoint(kind="http", url="http://127.0.0.1:9")
         models = tuple(replace(model, endpoint=away) for model in mini.models)
         engines = engines_of(Settings(), mini)

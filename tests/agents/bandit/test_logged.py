@@ -21,7 +21,7 @@ from agents.encoders import HashedEncoder
 from schemas.prices import Prices
 from streams.services.decider import action_vectors
 
-CATALOGUE = load_catalogue(Path(__file__).parents[3] / "infra" / "catalogue" / "mini.yaml")
+CATALOGUE = load_catalogue(Path(__file__).parents[3] / "infra" / "catalogue" / "mini-six.yaml")
 ENCODER = HashedEncoder(16)
 USD = """
 name: usd

@@ -340,7 +340,7 @@ def test_any_of_the_verifiers_can_be_the_one_in_use(qwen3: Catalogue) -> None:
 def test_models_whose_paths_the_verifier_cannot_hold_are_known(qwen3: Catalogue) -> None:
     """40 steps of 512 tokens; the verifiers hold 4,096."""
     assert qwen3.overlong == dict.fromkeys(qwen3.model_names, 20_480)
-    mini = load_catalogue(Path("infra/catalogue/mini.yaml"))
+    mini = load_catalogue(Path("infra/catalogue/mini-six.yaml"))
     assert mini.overlong == {}, "40 steps of 50 tokens; the verifiers hold 16,384"
     short = tuple(replace(each, engine=replace(each.engine, context_tokens=4096)) for each in qwen3.models)
     assert replace(qwen3, models=short).overlong == {}

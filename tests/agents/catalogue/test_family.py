@@ -31,7 +31,7 @@ MINIMAL: dict[str, Any] = {
 
 
 def load(root: Path, **changes: Any) -> Catalogue:
-    path = root / "infra" / "catalogue" / "mini.yaml"
+    path = root / "infra" / "catalogue" / "mini-six.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump({**MINIMAL, **changes}))
     return load_catalogue(path)
@@ -140,7 +140,7 @@ def test_checkpoint_without_or_with_packed_weights_is_refused(family: Path) -> N
 
 
 def test_the_shipped_family_makes_the_mini_catalogue() -> None:
-    catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
+    catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "mini-six.yaml")
     space = uis_space(catalogue)
     assert len(space) == 168
     assert len(set(describe_actions(space, catalogue))) == 168
@@ -159,7 +159,7 @@ def test_the_shipped_family_makes_the_mini_catalogue() -> None:
 
 def test_a_pretrained_model_joins_the_shipped_family() -> None:
     six, seven = (
-        load_catalogue(ROOT / "infra" / "catalogue" / f"{name}.yaml") for name in ("mini", "mini-seven")
+        load_catalogue(ROOT / "infra" / "catalogue" / f"{name}.yaml") for name in ("mini-six", "mini")
     )
     assert seven.models[:6] == six.models
     assert (seven.verifiers, seven.cost_range, seven.hardware) == (

@@ -156,7 +156,7 @@ def test_reward_rows_are_those_of_a_plain_pass(tiny: Path, steps: tuple[str, ...
 # Paths rendered step by step have the tokens of paths rendered whole.
 
 ROOT = Path(__file__).parents[3]
-MINI = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
+MINI = load_catalogue(ROOT / "infra" / "catalogue" / "mini-six.yaml")
 SMALLEST = str(ROOT / MINI.models[0].checkpoint)
 QUESTION = "A farm stores 19 potatoes. 3 potatoes spoil. How many are left?"
 PATHS = [

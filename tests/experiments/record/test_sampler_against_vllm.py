@@ -54,7 +54,7 @@ def both(
 ) -> Iterator[Both]:
     host_keeper.close()  # a process hosts vLLM once
     if request.param == "mini":
-        made = Both("mini", ROOT, load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml"))
+        made = Both("mini", ROOT, load_catalogue(ROOT / "infra" / "catalogue" / "mini-six.yaml"))
     else:
         folder = tmp_path_factory.mktemp("served") / "tiny"
         shutil.copytree(tiny, folder)

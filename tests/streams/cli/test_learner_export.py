@@ -53,7 +53,7 @@ def test_prior_counts_each_conversation_as_a_question(tmp_path: Path) -> None:
     rows = [row_of(Query(query_id=f"q{n}", messages=each), correct=n % 2) for n, each in enumerate(said)]
     path = tmp_path / "logged.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    catalogue = load_catalogue(Path(__file__).parents[3] / "infra" / "catalogue" / "mini.yaml")
+    catalogue = load_catalogue(Path(__file__).parents[3] / "infra" / "catalogue" / "mini-six.yaml")
     policy = build_policy("contextual", query_dim=16, action_dim=16)
     assert isinstance(policy, Contextual)
     assert prior_of_log(read_outcomes(path), policy, HashedEncoder(16), catalogue)[1] == 40

@@ -23,7 +23,7 @@ from streams.demo.run import CONTROLS, QUESTIONS
 from streams.demo.summary import thirds
 from tests.support.records import decision_for, paid, reward_for
 
-MINI = Path("infra/catalogue/mini.yaml")
+MINI = Path("infra/catalogue/mini-six.yaml")
 FALLS = Condition("large has at most 30%", lambda choice: float(choice.model == "large"), 0.3, at_most=True)
 RISES = Condition("large has at least 30%", lambda choice: float(choice.model == "large"), 0.3, at_most=False)
 
@@ -109,7 +109,7 @@ def test_choices_are_in_the_order_of_decisions() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["mini", "mini-seven"])
+@pytest.mark.parametrize("name", ["mini-six", "mini"])
 def test_a_link_changes_nothing_but_where_a_model_is_read(name: str, tmp_path: Path) -> None:
     file = MINI.with_name(f"{name}.yaml")
     linked = with_link(file, "mini-4m", tmp_path)

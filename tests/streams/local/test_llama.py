@@ -12,7 +12,7 @@ from streams.local import llama
 from streams.local.broker import free_port
 from streams.settings import Settings
 
-SEVEN = Path("infra/catalogue/mini-seven.yaml")
+SEVEN = Path("infra/catalogue/mini.yaml")
 ENTRY = {
     "name": "small",
     "price": {"input": 1.0, "output": 1.0},

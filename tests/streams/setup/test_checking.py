@@ -121,7 +121,7 @@ def test_catalogue_that_ships(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     said = _plain(run("check", "infra/catalogue/mini.yaml").output)
     assert "model mini-4m ok is loaded by its executor" in said
     assert "contextual begins without history: prior: encoder is" in said
-    said = _plain(run("check", "infra/catalogue/mini-seven.yaml").output)
+    said = _plain(run("check", "infra/catalogue/mini.yaml").output)
     assert "model smollm2-135m ok is fetched and served by `up` or `demo`" in said
 
 
