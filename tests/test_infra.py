@@ -305,7 +305,8 @@ def test_gpu_profile_is_online_and_asks_for_a_box(
 def project(tmp_path: Path) -> Path:
     """A folder as Compose finds it in a fresh checkout: no `.env`."""
     (tmp_path / "infra").mkdir()
-    shutil.copy(GPU_ENV, tmp_path / "infra")
+    for file in (GPU_ENV, GPU_ENV.with_name("mini.env")):
+        shutil.copy(file, tmp_path / "infra")
     return tmp_path
 
 
