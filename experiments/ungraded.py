@@ -79,6 +79,7 @@ def _one(
     policies = [SERVICE["default"](world, seed) for _ in range(2)]
     for policy in policies:
         begin(policy, prior, world.vectors)
+        policy.offer(world.vectors)
     _ask(world, policies[0], asked[:UNGRADED], seed, "ungraded", grade=False, scored=scored)
     after, without = (
         _ask(world, policy, last, seed, "graded", grade=True, scored=scored) for policy in policies
