@@ -1,7 +1,7 @@
 """The effect of one hostile tenant of six, with every permission of the scope `ask`, on the five others.
 
 The product's own services and gateway run in memory, on a virtual clock, with a recorded engine made from
-`experiments/data/mixed.parquet`. Five honest tenants, whose keys teach, send rounds of forty questions each, which
+`experiments/data/mixed-2.parquet`. Five honest tenants, whose keys teach, send rounds of forty questions each, which
 keep the deployment busy. The sixth tenant starts before them and sends as many questions as the five together, with as
 many in flight as its key allows. The same honest questions, in the same order, are run alone, alone with different
 delays (which measures chance, because decisions depend on the rewards that have arrived), with an honest sixth tenant
@@ -60,7 +60,7 @@ from streams.runtime.runtime import Runtime
 from streams.services import SERVICES, decider, embedder
 from streams.settings import Settings
 
-RECORDING: Final = Path("experiments/data/mixed.parquet")
+RECORDING: Final = Path("experiments/data/mixed-2.parquet")
 HONEST: Final = ("a", "b", "c", "d", "e")
 EACH: Final = 40
 """Number of questions that each honest tenant sends per round; the sixth tenant sends as many as all five together."""

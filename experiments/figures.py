@@ -255,7 +255,7 @@ def early_exit(path: Path, table: Mapping[str, Any]) -> None:
 FLEETS: Mapping[str, str] = {
     "reasoning_gym_hard": "ten models,\n96 kinds of reasoning tasks",
     "paretobandit_val": "four hosted models,\nprices in USD",
-    "mixed": "six small models\nin seven searches each",
+    "mixed-2": "six small models\nin seven searches each",
     "zeroeval_gsm": "41 models, GSM8K:\nnothing to save",
 }
 """Descriptions of the other fleets' tables, in drawing order."""

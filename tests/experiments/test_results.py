@@ -162,7 +162,7 @@ def test_the_readme_s_picture_is_drawn_from_the_tables_beside_it(tmp_path: Path)
     tables = json.loads((folder / "tables.json").read_text())
     with Image.open(folder / "cost.png") as committed:
         assert committed.info["Description"] == digest_of(tables), "run python -m experiments picture"
-    tables["mixed"]["frontier"]["default"]["mean_cost_ratio"] = {"mean": 1.0, "low": 0.9, "high": None}
+    tables["mixed-2"]["frontier"]["default"]["mean_cost_ratio"] = {"mean": 1.0, "low": 0.9, "high": None}
     (tmp_path / "tables.json").write_text(json.dumps(tables))
     drawn = CliRunner().invoke(picture, [str(tmp_path)], catch_exceptions=False)
     assert drawn.exit_code == 0
