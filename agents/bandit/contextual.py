@@ -358,10 +358,10 @@ class Estimates:
         cost = d.anchors[actions] * self.factors[actions] * np.exp(self._bounded(found[1]) + self._spread())
         if d.in_tokens:
             cost = cost + self._prompts(found[2], actions)
-        best, some = accuracy.argmax(axis=1), slice(None, None, SOME)
-        x = d.rows(window[some], actions[best[some]])
-        doubt = np.sqrt(self.right.noise * np.maximum(self.right.ridge.squares(x), 0.0))
-        return Forecast(accuracy, cost, float(doubt.mean()))
+        # The variance of a mean of predictions is that of their mean row, since they are linear in x.
+        x = d.rows(window, actions[accuracy.argmax(axis=1)]).mean(axis=0, keepdims=True)  # (1, D)
+        variance = self.right.noise * max(float(self.right.ridge.squares(x)[0]), 0.0)
+        return Forecast(accuracy, cost, math.sqrt(variance))
 
     def _paid(self, o: Observation, action: int) -> Vector:
         """Return the cost regression's targets for an outcome, shape (1,), or (2,) if costs are in USD."""
@@ -531,10 +531,6 @@ def _unpriced(o: Observation) -> tuple[float, ...]:
     if o.tokens is None:
         return (o.log_cost - math.log(o.price_factor),)
     return tuple(math.log(max(count, 1)) for count in o.tokens)
-
-
-SOME: Final = 5
-"""Sampling step for the window's queries when computing the uncertainty."""
 
 
 # The contextual policy.

@@ -27,7 +27,7 @@ class Forecast:
     Attributes:
         accuracy: Predicted accuracy, shape (m, n).
         cost: Predicted cost, shape (m, n).
-        doubt: Standard deviation of the best action's predicted accuracy, averaged over contexts.
+        doubt: Standard deviation of the mean over contexts of the best action's predicted accuracy.
         learning: Whether the predictions come from the traffic's own first outcomes, without a history.
     """
 
@@ -53,7 +53,7 @@ class Forecast:
 
         Args:
             reachable: Whether to use the best action for each context. Because the best of many predictions is often
-                just the luckiest, the predictions' uncertainty is subtracted, but the result is never below the
+                just the luckiest, the uncertainty of their mean is subtracted, but the result is never below the
                 accuracy of the action that is best on average.
         """
         single = float(self.accuracy.mean(axis=0).max())
@@ -169,14 +169,20 @@ class RecentContexts:
                 del self.of[fullest]
 
     def replace(self, contexts: Iterable[tuple[str | None, Vector]]) -> None:
-        """Replace all contexts with (tenant, context) pairs, where a prior's have tenant None; keep the latest."""
+        """Replace all contexts with (tenant, context) pairs, where a prior's have tenant None.
+
+        The latest of each tenant are kept, and of a prior evenly spaced ones, because a table is often sorted.
+        """
         self.prior.clear()
         self.of, self._count = {}, 0
+        prior: list[Vector] = []
         for tenant, context in contexts:
             if tenant is None:
-                self.prior.append(context)
+                prior.append(context)
             else:
                 self.add(tenant, context)
+        kept = min(len(prior), WINDOW)
+        self.prior.extend(prior[at * len(prior) // kept] for at in range(kept))
 
     def change(self, of: Callable[[Vector], Vector]) -> None:
         """Replace each context with `of(context)` after the meaning of its coordinates has changed."""
