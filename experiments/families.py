@@ -36,7 +36,8 @@ def families(
     Returns:
         `accuracy` and `cost` by family: for each target the policy's cost, the ratio to the cheapest mix of `all` arms
         and to that of the arms `without` the model (None where a mix misses the target); `arms`, the accuracy and the
-        cost of the model's own arms; and `share`, by target and family, with intervals over questions.
+        cost of the model's own arms; `share`, by target and family, with intervals over questions; and `by_price`, from
+        the lowest price to the highest, the policy's mean accuracy and cost, and the share of each family.
 
     Raises:
         OutcomeError: The world has no arms of the model.
@@ -75,7 +76,19 @@ def families(
             for at, arm in enumerate(np.flatnonzero(mine))
         }
     found["share"] = _shares(Yardstick(arms, best), points, to_model.accuracy, kinds["live"])
-    return {key: tidied(value) for key, value in found.items()}
+    of = {family: kinds["live"] == family for family in dict.fromkeys(kinds["live"].tolist())}
+    rows = (
+        {
+            "accuracy": float(right.mean()),
+            "cost": float(cost.mean()),
+            "share": {family: float(sent[own].mean()) for family, own in of.items()},
+        }
+        for right, cost, sent in zip(points.accuracy, points.cost, to_model.accuracy, strict=True)
+    )
+    return {
+        **{key: tidied(value) for key, value in found.items()},
+        "by_price": [tidied(row) for row in rows],
+    }
 
 
 def _mean(orders: Sequence[Points]) -> Points:
