@@ -12,7 +12,7 @@ from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Architecture
 from agents.catalogue.search_cost import search_cost
 from agents.grading.grade import grade
-from experiments.record.table import HISTORY, Question, question_set
+from experiments.record.table import FACTS, HISTORY, Question, facts, question_set
 from schemas.forest import Draft
 from streams.demo.run import QUESTIONS
 
@@ -105,11 +105,21 @@ def test_cost_range_spans_cheapest_to_dearest_search() -> None:
 
 def test_demo_questions_have_mixed_shares_and_are_unrecorded() -> None:
     rows = [json.loads(line) for line in (ROOT / QUESTIONS).read_text().splitlines()]
-    levels = [row["metadata"]["level"] for row in rows]
+    others, asked = rows[:300], rows[300:]
+    levels = [row["metadata"]["level"] for row in others]
     shares = {level: number / sum(HISTORY.values()) for level, number in HISTORY.items()}
-    assert {level: levels.count(level) / len(rows) for level in shares} == pytest.approx(shares, abs=0.005)
+    assert {level: levels.count(level) / 300 for level in shares} == pytest.approx(shares, abs=0.005)
     known = {q.text for name in ("math", "code", "mixed", "validation") for q in question_set(name)}
-    assert {row["text"] for row in rows} & known == set()
+    assert {row["text"] for row in others} & known == set()
+    recorded = {fact.question_id for fact in facts()}
+    entries = [json.loads(line) for line in FACTS.read_text().splitlines()]
+    rest = [entry for entry in entries if entry["id"] not in recorded]
+    assert (len(rest), len(asked)) == (305, 100)
+    assert asked == [
+        {name: entry[name] for name in ("text", "reference", "grader")}
+        | {"metadata": {"level": "facts", "family": "facts", "id": entry["id"]}}
+        for entry in rest[:100]
+    ]
 
 
 @pytest.mark.torch

@@ -47,7 +47,7 @@ from streams.demo.summary import summarise, thirds
 from streams.local.deployment import Deployment, stopped_by_signals, with_previews
 from streams.settings import Settings
 
-QUESTIONS = Path("models/mini-mixed-test.jsonl")
+QUESTIONS = Path("models/demo-questions.jsonl")
 
 CONTROLS = ("mini-4m/1/1/1", "mini-4m/1/4/2")
 """The baselines' actions, the main one first: one sample from the largest model, as a deployment without search would

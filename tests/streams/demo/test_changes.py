@@ -139,11 +139,11 @@ def test_questions_are_repeated_when_all_have_been_asked() -> None:
     more = list(islice(endless(questions, first, 3), 360))
     assert len({each.query_id for each in [*first, *more]}) == 480
     left = {each.query_id for each in questions} - {each.query_id for each in first}
-    assert {each.query_id for each in more[:180]} == left
+    assert {each.query_id for each in more[:280]} == left
     everything = Counter(each.metadata["level"] for each in questions)
-    again = Counter(each.metadata["level"] for each in more[180:])
+    again = Counter(each.metadata["level"] for each in more[280:])
     for level, count in everything.items():
-        assert again[level] == pytest.approx(180 / 300 * count, abs=4)
+        assert again[level] == pytest.approx(80 / 400 * count, abs=4)
 
 
 def test_what_the_new_model_is_good_at_is_in_its_description() -> None:
