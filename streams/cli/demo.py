@@ -14,8 +14,9 @@ from rich.table import Column, Table
 from streams.demo.changes import Counts
 from streams.demo.following import Change, outcome, told
 from streams.demo.paired import sentence
-from streams.demo.run import CONTROLS, QUESTIONS, Demo, run
+from streams.demo.run import CONTROLS, QUESTIONS, RECORDED, Demo, run
 from streams.demo.standing import Standing
+from streams.demo.summary import facts_told
 from streams.settings import Settings
 
 _SHOWN = (
@@ -62,7 +63,8 @@ _SHOWN = (
     "controls",
     multiple=True,
     default=CONTROLS,
-    help="Configuration of a baseline that also gets every question; repeatable, or `none` for no baseline.",
+    help="Configuration of a baseline that also gets every question, in place of this one and the recorded ones; "
+    "repeatable, or `none` for no baseline.",
 )
 @click.option(
     "--broker",
@@ -96,13 +98,14 @@ def demo(
 ) -> None:
     """Run questions through the whole loop on this machine, then change it and see the choices follow.
 
-    Starts a broker and all services with the six mini models and sends the questions, several at a time. The policy
-    chooses a configuration for each question. Its baselines, by default one sample of the largest model and a search
-    with it, get the same questions, and nothing is learned from them. Then three things change: the objective, by a
-    command; a model, which becomes worse without notice; and the catalogue, which a model joins. More questions show
-    after how many the choices follow each change. Afterwards the demo audits the log and stops everything it started.
-    It prints the policy's accuracy and cost against each baseline, then the figures, and writes summary.json and
-    report.html. Exits with 1 if a query has no Answer, a change could not be made, or the audit finds a discrepancy.
+    Starts a broker and all services with the catalogue's models and sends the questions, several at a time. The policy
+    chooses a configuration for each question. Its baseline, by default one sample of the largest mini model, gets the
+    same questions, and nothing is learned from it. What a search with that model and one sample of SmolLM2 came to on
+    them is known from a recording. Then three things change: the objective, by a command; a model, which becomes worse
+    without notice; and the catalogue, which a model joins. More questions show after how many the choices follow each
+    change. Afterwards the demo audits the log and stops everything it started. It prints the policy's accuracy and cost
+    against each baseline, then the figures, and writes summary.json and report.html. Exits with 1 if a query has no
+    Answer, a change could not be made, or the audit finds a discrepancy.
     """
     console = Console()
     if objective is not None:
@@ -111,6 +114,7 @@ def demo(
     what = Demo(
         accuracy=None if weighted else accuracy,
         controls=() if controls == ("none",) else controls,
+        recorded=RECORDED if controls == CONTROLS else (),
         changes=None if no_changes else Counts(),
         **options,
     )
@@ -152,6 +156,8 @@ def show_demo(summary: Mapping[str, Any], console: Console) -> None:
     """Print a run's results: first the gain over the baselines, then the figures."""
     for comparison in summary["comparisons"]:
         console.print(sentence(comparison), style="bold")
+    if said := facts_told(summary["facts"]):
+        console.print(said)
     for each in summary["changes"]:
         console.print(told(msgspec.convert(each, Change)))
     table = Table("", "", show_header=False)

@@ -1,7 +1,7 @@
-"""Compares the policy with baselines: every question is also sent to fixed configurations of the largest model.
+"""Compares the policy with baselines, fixed configurations that answer the same questions.
 
 A baseline has the same question as its query, is pinned to its control's action, and is not learned from
-(`Query.learn`), so that accuracy and cost are paired by question.
+(`Query.learn`), so that accuracy and cost are paired by question. Or its outcome is known from a recording.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from schemas.query import Query
 from streams.client.events import Timelines
-from streams.timeline import Timeline
 
 Array = npt.NDArray[np.float64]
 
@@ -21,6 +20,18 @@ DRAWS = 2_000
 """Bootstrap draws per interval."""
 
 LEVEL = (2.5, 97.5)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a question: whether the answer was right, 0 to 1, and what it cost in eFLOPs."""
+
+    correct: float
+    cost: float
+
+
+def baseline_id(query_id: str, action: str) -> str:
+    """Return the id of a query's baseline."""
+    return f"{query_id}-{action.replace('/', '-')}"
 
 
 def baseline_for(query: Query, action: str, paired: bool = True) -> Query:
@@ -33,7 +44,7 @@ def baseline_for(query: Query, action: str, paired: bool = True) -> Query:
     """
     return msgspec.structs.replace(
         query,
-        query_id=f"{query.query_id}-{action.replace('/', '-')}",
+        query_id=baseline_id(query.query_id, action),
         pin_action=action,
         learn=False,
         objective=None,
@@ -55,7 +66,12 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 def compared(
-    timelines: Timelines, pairs: Sequence[tuple[str, str]], *, action: str, seed: int
+    timelines: Timelines,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    action: str,
+    seed: int,
+    recorded: Mapping[str, Outcome] | None = None,
 ) -> dict[str, Any]:
     """Return the policy's and control's accuracy and mean cost (eFLOPs), and how they differ, with 95 % intervals.
 
@@ -66,29 +82,36 @@ def compared(
         pairs: The ids of each query and of its baseline.
         action: The control's action.
         seed: Seed for the bootstrap.
+        recorded: The baselines' outcomes by id, if they are from a recording.
 
     >>> compared(Timelines(), [], action="m/1/1/1", seed=1)["cost_ratio"] is None
     True
     """
-    both = [(timelines.by_id[a], timelines.by_id[b]) for a, b in pairs if {a, b} <= timelines.by_id.keys()]
-    done = [(a, b) for a, b in both if a.closing is not None and b.closing is not None]
-    return _report([_pair(*each) for each in done], action, seed)
+    found = []
+    for own, other in pairs:
+        ours = _outcome(timelines, own)
+        theirs = _outcome(timelines, other) if recorded is None else recorded.get(other)
+        if ours is not None and theirs is not None:
+            query = timelines.by_id[own].query
+            text = query.text if query is not None and query.text else own
+            found.append(Pair(text, ours.correct, theirs.correct, ours.cost, theirs.cost))
+    return _report(found, {"action": action, "recorded": recorded is not None}, seed)
 
 
 def pool(comparisons: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return comparisons with one control as one; the bootstrap draws a question with its pairs from all runs."""
     pairs = [msgspec.convert(pair, Pair) for each in comparisons for pair in each["pairs"]]
-    return _report(pairs, comparisons[0]["control"]["action"], seed=0)
+    return _report(pairs, {name: comparisons[0]["control"][name] for name in ("action", "recorded")}, seed=0)
 
 
-def _report(pairs: Sequence[Pair], action: str, seed: int) -> dict[str, Any]:
+def _report(pairs: Sequence[Pair], control: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return the comparison; its intervals are percentiles of a bootstrap over questions."""
     right, control_right, cost, control_cost = (
         np.array([getattr(pair, name) for pair in pairs]) for name in Pair.__struct_fields__[1:]
     )
     report: dict[str, Any] = {
         "policy": _means(right, cost),
-        "control": {"action": action, **_means(control_right, control_cost)},
+        "control": {**control, **_means(control_right, control_cost)},
         "accuracy_difference": None,
         "cost_ratio": None,
         "pairs": [msgspec.to_builtins(pair) for pair in pairs],
@@ -115,29 +138,35 @@ def sentence(report: Mapping[str, Any]) -> str:
     return (
         f"Accuracy {policy['accuracy']:.0%} against {control['accuracy']:.0%} (difference "
         f"{100 * difference['mean']:+.1f} points, {low} to {high}) at {ratio['mean']:.0%} of the cost "
-        f"({ratio['low']:.0%} to {ratio['high']:.0%}) of {named(control['action'])}."
+        f"({ratio['low']:.0%} to {ratio['high']:.0%}) of {opponent(control)}."
     )
 
 
-def named(action: str) -> str:
-    """Return a baseline's action in words.
+def named(action: str, recorded: bool = False) -> str:
+    """Return a baseline's action in words, and whether its outcomes are from a recording.
 
     >>> named("large/1/1/1"), named("large/1/4/2")
     ('one sample of large', 'a search with large (1/4/2)')
+    >>> named("large/1/1/1", recorded=True), named("large/1/4/2", recorded=True)
+    ('a recorded sample of large', 'a recorded search with large (1/4/2)')
     """
     model, _, search = action.partition("/")
-    return f"one sample of {model}" if search == "1/1/1" else f"a search with {model} ({search})"
+    if search == "1/1/1":
+        return f"{'a recorded' if recorded else 'one'} sample of {model}"
+    return f"a {'recorded ' * recorded}search with {model} ({search})"
 
 
-def _pair(timeline: Timeline, baseline: Timeline) -> Pair:
-    question = (
-        timeline.query.text if timeline.query is not None and timeline.query.text else timeline.query_id
-    )
-    return Pair(question, _right(timeline), _right(baseline), timeline.eflops or 0.0, baseline.eflops or 0.0)
+def opponent(control: Mapping[str, Any]) -> str:
+    """Return the baseline of a comparison in words."""
+    return named(control["action"], control.get("recorded", False))
 
 
-def _right(timeline: Timeline) -> float:
-    return 0.0 if timeline.closing is None else float(timeline.closing.correct or 0.0)
+def _outcome(timelines: Timelines, query_id: str) -> Outcome | None:
+    """Return what came of a query; None if its Reward has not closed."""
+    timeline = timelines.by_id.get(query_id)
+    if timeline is None or timeline.closing is None:
+        return None
+    return Outcome(float(timeline.closing.correct or 0.0), timeline.eflops or 0.0)
 
 
 def _means(right: Array, cost: Array) -> dict[str, Any]:

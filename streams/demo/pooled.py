@@ -2,7 +2,8 @@
 
     python -m streams.demo.pooled out/demo-3/summary.json out/demo-23/summary.json … [--json FILE]
 
-It prints the comparison with each baseline over all runs, and after how many queries the choices followed each change.
+It prints the comparison with each baseline over all runs, what became of the facts, and after how many queries the
+choices followed each change.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from typing import Any
 import click
 import orjson
 
-from streams.demo.paired import pool, sentence
+from streams.demo.paired import opponent, pool, sentence
+from streams.demo.summary import facts_told
 
 
 def pooled(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -25,7 +27,7 @@ def pooled(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ValueError: a summary has no pairs, or the controls or the changes differ.
     """
     runs = [summary.get("comparisons", []) for summary in summaries]
-    controls = {tuple(each["control"]["action"] for each in run) for run in runs}
+    controls = {tuple(opponent(each["control"]) for each in run) for run in runs}
     if len(controls) != 1 or not all(run and all(each["pairs"] for each in run) for run in runs):
         raise ValueError("give the summary.json of runs that compared the policy with the same controls")
     changes = [summary.get("changes", []) for summary in summaries]
@@ -39,6 +41,7 @@ def pooled(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "mode": summaries[0]["mode"],
         "engine": summaries[0]["engine"],
         "comparisons": [pool(same) for same in zip(*runs, strict=True)],
+        "facts": {name: sum(each["facts"][name] for each in summaries) for name in summaries[0]["facts"]},
         "changes": [_change(same) for same in zip(*changes, strict=True)],
     }
 
@@ -72,6 +75,8 @@ def main(files: tuple[Path, ...], to: Path | None) -> None:
         raise click.UsageError(str(error)) from None
     for comparison in found["comparisons"]:
         click.echo(sentence(comparison))
+    if said := facts_told(found["facts"]):
+        click.echo(said)
     for change in found["changes"]:
         click.echo(line(change))
         if change["comparison"] is not None:

@@ -12,7 +12,8 @@ from schemas.objective import UNITS
 from streams.client.events import Timelines
 from streams.demo.figures import STYLE, Bar, Line, bars, figure, plot, shares, table
 from streams.demo.following import WINDOW, Change, told
-from streams.demo.paired import named, sentence
+from streams.demo.paired import opponent, sentence
+from streams.demo.summary import facts_told
 from streams.timeline import Timeline
 
 FEWEST = 10
@@ -45,7 +46,11 @@ def render(timelines: Timelines, sent: Sequence[str], summary: Mapping[str, Any]
             '<meta name="viewport" content="width=device-width,initial-scale=1">',
             f"<title>{html.escape(title)}</title><style>{STYLE}</style><main>",
             f"<h1>{html.escape(title)}</h1>",
-            f'<p class="lead">{html.escape(lead(known, summary))}</p>',
+            *(
+                f'<p class="lead">{html.escape(said)}</p>'
+                for said in (lead(known, summary), facts_told(summary["facts"]))
+                if said
+            ),
             *parts,
             f"<section><h2>How this was measured</h2>{table(measured(summary))}</section></main></html>",
         ]
@@ -60,17 +65,22 @@ def headline(comparison: Mapping[str, Any]) -> str:
 
 def lead(known: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
     """Return what was compared with what."""
+    largest = summary["parameters"]
+    size = f" (of at most {largest / 1e6:.0f} million parameters)" if largest else ""
     told = (
-        f"For each of {summary['queries']} questions, UniScale-Streams chose a language model and how much search to "
-        "spend on the answer"
+        f"For each of {summary['queries']} questions, UniScale-Streams chose one of {len(summary['models'])} language "
+        f"models{size} and how much search to spend on the answer."
     )
     if not known:
-        return f"{told}."
-    others = " and ".join(named(each["control"]["action"]) for each in known)
-    return (
-        f"{told}. The same questions also went to {others}. All ran on this machine, with models of at most a few "
-        "million parameters; ranges are 95% intervals."
+        return told
+    live, earlier = (
+        " and ".join(opponent(each["control"]) for each in known if each["control"]["recorded"] is recorded)
+        for recorded in (False, True)
     )
+    told += f" The same questions also went to {live}."
+    if earlier:
+        told += f" What {earlier} came to on them is known from an earlier run."
+    return f"{told} Ranges are 95% intervals."
 
 
 def cost_figure(known: Sequence[Mapping[str, Any]], unit: str) -> str:
@@ -78,11 +88,11 @@ def cost_figure(known: Sequence[Mapping[str, Any]], unit: str) -> str:
     main, base = known[0], known[0]["control"]["mean_cost"]
     ratio = main["cost_ratio"]
     message = (
-        f"It cost less than {named(main['control']['action'])}"
+        f"It cost less than {opponent(main['control'])}"
         if ratio["high"] < 1
-        else f"It cost more than {named(main['control']['action'])}"
+        else f"It cost more than {opponent(main['control'])}"
         if ratio["low"] > 1
-        else f"No difference in cost to {named(main['control']['action'])} is shown"
+        else f"No difference in cost to {opponent(main['control'])} is shown"
     )
     rows = [
         Bar(
@@ -93,19 +103,19 @@ def cost_figure(known: Sequence[Mapping[str, Any]], unit: str) -> str:
             main=True,
         ),
         *(
-            Bar(named(each["control"]["action"]), own := each["control"]["mean_cost"] / base, f"{own:.2f}")
+            Bar(opponent(each["control"]), own := each["control"]["mean_cost"] / base, f"{own:.2f}")
             for each in known
         ),
     ]
     money = f" One costs {base:.3g} USD." if unit == "usd" else ""
-    caption = f"Mean cost of an answer, times {named(main['control']['action'])}, scoring included.{money}"
+    caption = f"Mean cost of an answer, times {opponent(main['control'])}, scoring included.{money}"
     return figure(message, caption, bars(rows))
 
 
 def accuracy_figure(known: Sequence[Mapping[str, Any]]) -> str:
     """Return the figure of the accuracies."""
     main = known[0]
-    gained, control = main["accuracy_difference"], named(main["control"]["action"])
+    gained, control = main["accuracy_difference"], opponent(main["control"])
     message = (
         f"It was right more often than {control}"
         if gained["low"] > 0
@@ -115,14 +125,11 @@ def accuracy_figure(known: Sequence[Mapping[str, Any]]) -> str:
     )
     rows = [
         Bar("UniScale-Streams", main["policy"]["accuracy"], f"{main['policy']['accuracy']:.0%}", main=True),
-        *(
-            Bar(named(each["control"]["action"]), own := each["control"]["accuracy"], f"{own:.0%}")
-            for each in known
-        ),
+        *(Bar(opponent(each["control"]), own := each["control"]["accuracy"], f"{own:.0%}") for each in known),
     ]
     differences = "; ".join(
         f"{100 * each['accuracy_difference']['mean']:+.1f} points ({100 * each['accuracy_difference']['low']:+.1f} to "
-        f"{100 * each['accuracy_difference']['high']:+.1f}) to {named(each['control']['action'])}"
+        f"{100 * each['accuracy_difference']['high']:+.1f}) to {opponent(each['control'])}"
         for each in known
     )
     return figure(
@@ -137,7 +144,7 @@ def saving_figure(main: Mapping[str, Any]) -> str:
     ratios = [ours / theirs for ours, theirs in zip(paid, control_paid, strict=True) if theirs][FEWEST - 1 :]
     if len(ratios) < 2:
         return ""
-    name = named(main["control"]["action"])
+    name = opponent(main["control"])
     late = ratios[len(ratios) // 3 :]
     return figure(
         f"From a third of the run on, all answers so far had cost {min(late):.2f} to {max(late):.2f} times {name}",

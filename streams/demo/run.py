@@ -1,16 +1,16 @@
 """The demo: it starts a broker and all services, sends questions, several at a time, and summarises the outcome.
 
 It stops everything that it has started. Questions are shuffled with the same mix of levels in each third, so that their
-order cannot look like learning. By default, every question of the first act is sent three times: once for the policy,
-and twice as baselines with the controls' configurations, from which nothing is learned. The second act (`changes`)
-makes three changes to the running deployment.
+order cannot look like learning. By default, every question of the first act is sent twice: for the policy, and as a
+baseline with the control's configuration, from which nothing is learned. What two more baselines came to on the same
+questions is known from a recording. The second act (`changes`) makes three changes to the running deployment.
 """
 
 import contextlib
 import importlib.util
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -23,6 +23,7 @@ import psutil
 from agents.catalogue.models import Catalogue
 from schemas.errors import UniscaleError
 from schemas.query import Query
+from schemas.reward import Reward
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
 from streams.client.client import Client
@@ -40,7 +41,8 @@ from streams.demo.changes import (
     with_link,
 )
 from streams.demo.following import Change, choices_of
-from streams.demo.paired import baseline_for, compared, named
+from streams.demo.paired import Outcome, baseline_for, baseline_id, compared, named
+from streams.demo.recorded import FILE, outcomes_of
 from streams.demo.report import render
 from streams.demo.standing import Standing, standings
 from streams.demo.summary import summarise, thirds
@@ -49,10 +51,12 @@ from streams.settings import Settings
 
 QUESTIONS = Path("models/demo-questions.jsonl")
 
-CONTROLS = ("mini-4m/1/1/1", "mini-4m/1/4/2")
-"""The baselines' actions, the main one first: one sample from the largest model, as a deployment without search would
-use, and that model's most accurate configuration on offer in the history of the recording `mixed` (the cheaper one if
-tied). They were fixed before the demo was run."""
+CONTROLS = ("mini-4m/1/1/1",)
+"""The action of the baseline that is asked live: one sample of the largest mini, which is the hardest to beat."""
+
+RECORDED = ("mini-4m/1/4/2", "smollm2-135m/1/1/1")
+"""The actions of the recorded baselines: the configuration that was the most accurate one on the history of the
+recording `mixed-2` (the cheaper one if tied), and SmolLM2 once. They were fixed before the demo was run."""
 
 # The services share the cores, so each gets one thread: no service's BLAS may take all cores.
 THREADS = {
@@ -93,7 +97,8 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         policy: The policy; `contextual` starts from the catalogue's prior, if that matches.
         accuracy: The share of the accuracy within reach that the objective of every query asks for; None for the
             deployment's default objective.
-        controls: Actions of the baselines of each question, the main one first; empty for no baselines.
+        controls: Actions of the live baselines of each question, the main one first; empty for none.
+        recorded: Actions of baselines whose outcomes come from `models/demo-recorded.jsonl`.
         broker: `embedded`, `kafka` or `auto`.
         recording: A recording to answer from instead of engines; empty to use engines.
         timeout_s: Maximum number of seconds a query may take.
@@ -108,6 +113,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "contextual"
     accuracy: float | None = 0.98
     controls: tuple[str, ...] = CONTROLS
+    recorded: tuple[str, ...] = RECORDED
     broker: Literal["auto", "kafka", "embedded"] = "embedded"
     recording: str = ""
     timeout_s: float = 1_500.0
@@ -149,18 +155,28 @@ class FirstAct:
     """The questions of the first act.
 
     Attributes:
-        controls: The actions of the baselines, the main one first.
+        controls: The actions of the live baselines, the main one first.
         queries: The policy's queries.
-        baselines: The baselines of each query, in the order of `controls`.
+        baselines: The live baselines of each query, in the order of `controls`.
+        recorded: The outcomes of each recorded baseline, by the id that its query would have.
+        unknown: The actions of the baselines that were not recorded on all these questions.
     """
 
     controls: tuple[str, ...]
     queries: list[Query]
     baselines: list[list[Query]]
+    recorded: dict[str, dict[str, Outcome]]
+    unknown: list[str]
 
     @classmethod
-    def of(cls, demo: Demo, questions: Sequence[Query]) -> Self:
-        """Choose the questions of a demo."""
+    def of(cls, demo: Demo, questions: Sequence[Query], known: Mapping[str, Mapping[str, Outcome]]) -> Self:
+        """Choose the questions of a demo.
+
+        Args:
+            demo: The configuration.
+            questions: The questions to choose from.
+            known: The recorded outcomes, by text and action.
+        """
         queries = thirds(questions, demo.count, demo.seed)
         if demo.accuracy is not None:
             queries = [msgspec.structs.replace(query, objective=OBJECTIVE) for query in queries]
@@ -168,7 +184,17 @@ class FirstAct:
             [baseline_for(query, action, paired=action == demo.controls[0]) for action in demo.controls]
             for query in queries
         ]
-        return cls(demo.controls, queries, baselines)
+        found = {
+            action: {
+                baseline_id(query.query_id, action): of[action]
+                for query in queries
+                if action in (of := known.get(query.text or "", {}))
+            }
+            for action in demo.recorded
+        }
+        recorded = {action: of for action, of in found.items() if len(of) == len(queries)}
+        unknown = [action for action in found if action not in recorded]
+        return cls(demo.controls, queries, baselines, recorded, unknown)
 
     @property
     def sent(self) -> list[Query]:
@@ -177,22 +203,32 @@ class FirstAct:
             each for query, own in zip(self.queries, self.baselines, strict=True) for each in (query, *own)
         ]
 
-    def ids(self, control: int) -> list[str]:
-        """Return the ids of the baselines of one control."""
-        return [own[control].query_id for own in self.baselines]
+    def ids(self, action: str) -> list[str]:
+        """Return the ids of the baselines with an action."""
+        return [baseline_id(query.query_id, action) for query in self.queries]
 
-    @property
-    def parties(self) -> dict[str, list[str]]:
-        """Return the ids of each party's queries, in the order of questions."""
+    def standings(self, rewards: Mapping[str, Reward]) -> list[Standing]:
+        """Return how the policy and each baseline stand."""
         parties = {"UniScale-Streams": [query.query_id for query in self.queries]}
-        return parties | {named(action): self.ids(at) for at, action in enumerate(self.controls)}
+        parties |= {named(action): self.ids(action) for action in self.controls}
+        parties |= {named(action, recorded=True): self.ids(action) for action in self.recorded}
+        known: dict[str, Reward | Outcome] = {**rewards}
+        for outcomes in self.recorded.values():
+            known |= outcomes
+        return standings(parties, known)
 
     def comparisons(self, timelines: Timelines, seed: int) -> list[dict[str, Any]]:
         """Return the comparison with each baseline."""
         own = [query.query_id for query in self.queries]
         return [
-            compared(timelines, list(zip(own, self.ids(at), strict=True)), action=action, seed=seed)
-            for at, action in enumerate(self.controls)
+            compared(
+                timelines,
+                list(zip(own, self.ids(action), strict=True)),
+                action=action,
+                seed=seed,
+                recorded=self.recorded.get(action),
+            )
+            for action in (*self.controls, *self.recorded)
         ]
 
 
@@ -218,7 +254,7 @@ def run(
     check_machine(demo, settings)
     catalogue = Control(settings).catalogue  # fail early if it or an objective is invalid
     questions = list(read_questions(demo.questions))
-    first = FirstAct.of(demo, questions)
+    first = FirstAct.of(demo, questions, outcomes_of(FILE))
     demo.out.mkdir(parents=True, exist_ok=True)
     settings = _settings(demo, settings)
     changes, reason = _changes(demo, catalogue)
@@ -240,6 +276,9 @@ def run(
         )
         supervisor.wait_ready(600)
         say("all services are ready")
+        if first.unknown:
+            others = " and ".join(named(action, recorded=True) for action in first.unknown)
+            say(f"left out: {others}, because not all of these questions were recorded")
         if demo.gateway:
             say(f"the page: http://{settings.gateway.host}:{settings.gateway.port}/")
         with Client(deployment.settings) as client:
@@ -247,14 +286,15 @@ def run(
                 first.sent,
                 rewards=True,
                 timeout_s=demo.timeout_s + 60,
-                progress=lambda sent: progress(standings(first.parties, sent.rewards), []),
+                progress=lambda sent: progress(first.standings(sent.rewards), []),
             )
-            stand = standings(first.parties, asked.rewards)
+            stand = first.standings(asked.rewards)
             progress(stand, [])
             if reason:
                 say(f"the second act is left out: {reason}")
             if changes is not None and demo.accuracy is not None:
-                paid = [asked.rewards[each].cost or 0.0 for each in first.ids(0) if each in asked.rewards]
+                base = first.ids(demo.controls[0])
+                paid = [asked.rewards[each].cost or 0.0 for each in base if each in asked.rewards]
                 plan = Plan(
                     catalogue=catalogue,
                     control=demo.controls[0],
@@ -286,7 +326,9 @@ def run(
         wall_s=asked.wall_s,
     )
     summary |= {"seed": demo.seed, "questions": demo.questions.name, "unit": catalogue.unit}
-    summary["models"] = [model.name for model in sorted(catalogue.models, key=lambda m: m.parameters or 0)]
+    models = sorted(catalogue.models, key=lambda model: model.parameters or 0)
+    summary |= {"catalogue": catalogue.name, "models": [model.name for model in models]}
+    summary["parameters"] = models[-1].parameters
     summary["comparisons"] = first.comparisons(timelines, demo.seed)
     summary["changes"] = [] if second is None else second.results(timelines, demo.seed)
     summary |= {"changes_left_out": reason, "changes_failed": failed}

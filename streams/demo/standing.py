@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from schemas.reward import Reward
+from streams.demo.paired import Outcome
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -26,13 +27,15 @@ class Standing(msgspec.Struct, frozen=True):
     cost: float | None
 
 
-def standings(parties: Mapping[str, Sequence[str]], rewards: Mapping[str, Reward]) -> list[Standing]:
+def standings(
+    parties: Mapping[str, Sequence[str]], rewards: Mapping[str, Reward | Outcome]
+) -> list[Standing]:
     """Return how each party stands.
 
     Args:
         parties: The ids of each party's queries, all in the same order of questions: the policy, then its baselines,
             the main one first.
-        rewards: The closing Reward of each query that has one.
+        rewards: The closing Reward of each query that has one, and the recorded outcomes.
     """
     base = next(iter([*parties.values()][1:]), [])
     found = []

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -82,6 +82,7 @@ def summarise(
         "duplicates": sum(s.repeats for s in queries),
         "accuracy": _mean(_correct(queries)),
         "accuracy_last_third": _mean(_correct(last)),
+        "facts": facts(queries),
         "mean_reward": _mean(_rewards(rewarded)),
         "mean_reward_first_third": _mean(_rewards(first)),
         "mean_reward_last_third": _mean(_rewards(last)),
@@ -95,6 +96,42 @@ def summarise(
         "bytes_per_query": round(timelines.bytes / max(1, len(timelines.by_id))),
         "latency_ms": latencies(queries),
     }
+
+
+FACTS, KNOWS = "facts", "smollm2-135m"
+"""The family of the questions about everyday facts, and the model that knows many of them."""
+
+
+def facts(queries: Sequence[Timeline]) -> dict[str, float]:
+    """Return how many of the closed queries were facts, went to the model that knows them, and were right there.
+
+    The other questions are counted beside them.
+    """
+    done = [(s.decision, s.closing.correct or 0.0) for s in queries if s.decision and s.closing]
+    asked = [(d.action.model == KNOWS, right) for d, right in done if d.query.metadata.get("family") == FACTS]
+    sent = [right for there, right in asked if there]
+    return {
+        "facts": len(asked),
+        "sent": len(sent),
+        "sent_right": sum(sent),
+        "others": len(done) - len(asked),
+        "others_right": sum(right for _, right in done) - sum(right for _, right in asked),
+    }
+
+
+def facts_told(found: Mapping[str, float]) -> str:
+    """Return what became of facts and of the other questions in one sentence; empty if there were none of either.
+
+    >>> facts_told({"facts": 30, "sent": 24, "sent_right": 18, "others": 90, "others_right": 63})
+    '80% of 30 facts went to smollm2-135m, which got 75% of them right. Of the other 90 questions, 70% were right.'
+    """
+    if not (found["facts"] and found["others"]):
+        return ""
+    right = f", which got {found['sent_right'] / found['sent']:.0%} of them right" if found["sent"] else ""
+    return (
+        f"{found['sent'] / found['facts']:.0%} of {found['facts']} facts went to {KNOWS}{right}. Of the other "
+        f"{found['others']} questions, {found['others_right'] / found['others']:.0%} were right."
+    )
 
 
 def latencies(queries: Sequence[Timeline]) -> dict[str, dict[str, float]]:

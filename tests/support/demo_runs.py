@@ -8,7 +8,7 @@ from schemas.decision import PolicyState, Reason
 from schemas.query import Query
 from schemas.record import encode
 from streams.client.events import Timelines
-from streams.demo.paired import baseline_for, compared
+from streams.demo.paired import Outcome, baseline_for, baseline_id, compared
 from streams.demo.report import render
 from streams.demo.summary import summarise
 from streams.log.base import ConsumerRecord
@@ -79,7 +79,8 @@ def run_of(count: int, warm_up: int) -> Timelines:
 
 def summary_of(timelines: Timelines, count: int, *comparisons: dict[str, Any]) -> dict[str, Any]:
     found = summarise(timelines, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
-    run = {"seed": 1, "questions": "questions.jsonl", "unit": "eflops", "models": ["small", "large"]}
+    run = {"seed": 1, "questions": "questions.jsonl", "unit": "eflops", "catalogue": "tiny"}
+    run |= {"models": ["small", "large"], "parameters": 4e6}
     audit = {"queries": count, "wrong": 0, "discrepancies": [], "pending": []}
     return (
         found
@@ -97,15 +98,15 @@ def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:
 
 
 def report_of(count: int, right: float, cost: float) -> str:
-    """Return the report of a run beside one sample that is always right for a cost of 40, and a search for 80."""
+    """Return the report of a run beside one sample that is always right for 40, and a recorded search for 80."""
     queries, samples, pairs = asked(count)
-    searches = [baseline_for(query, SEARCH, paired=False) for query in queries]
+    searches = {baseline_id(query.query_id, SEARCH): Outcome(1.0, 80.0) for query in queries}
     outcomes: Outcomes = {each.query_id: (each, right, cost) for each in queries}
     outcomes |= {each.query_id: (each, 1.0, 40.0) for each in samples}
-    outcomes |= {each.query_id: (each, 1.0, 80.0) for each in searches}
     timelines = timelines_of(outcomes)
-    both = [(query.query_id, each.query_id) for query, each in zip(queries, searches, strict=True)]
+    both = list(zip((query.query_id for query in queries), searches, strict=True))
     against = [
-        compared(timelines, ids, action=action, seed=1) for ids, action in ((pairs, SAMPLE), (both, SEARCH))
+        compared(timelines, pairs, action=SAMPLE, seed=1),
+        compared(timelines, both, action=SEARCH, seed=1, recorded=searches),
     ]
     return render(timelines, [q.query_id for q in queries], summary_of(timelines, count, *against))

@@ -11,7 +11,8 @@ import pytest
 from agents.catalogue.models import ObjectiveError
 from schemas.query import Query
 from streams.client.questions import read_questions
-from streams.demo.run import QUESTIONS, Demo, DemoCannotRun, check_machine, run
+from streams.demo.paired import Outcome
+from streams.demo.run import CONTROLS, QUESTIONS, RECORDED, Demo, DemoCannotRun, FirstAct, check_machine, run
 from streams.demo.summary import thirds
 from streams.settings import Settings
 
@@ -76,3 +77,26 @@ def test_a_level_of_which_there_are_more_is_asked_more_often() -> None:
 
 def test_queries_without_a_level_are_dealt_too() -> None:
     assert len(thirds([Query(query_id=f"q{n}", text="x") for n in range(9)], 9, 1)) == 9
+
+
+def test_recorded_baselines_are_not_asked_and_stand_from_the_start() -> None:
+    questions = list(read_questions(QUESTIONS))
+    known = {query.text or "": dict.fromkeys(RECORDED, Outcome(1.0, 2e10)) for query in questions}
+    first = FirstAct.of(Demo(out=Path("out"), count=30), questions, known)
+    assert {query.pin_action for query in first.sent} == {None, *CONTROLS}
+    assert len(first.sent) == 60
+    assert [(each.name, each.closed, each.right) for each in first.standings({})] == [
+        ("UniScale-Streams", 0, None),
+        ("one sample of mini-4m", 0, None),
+        ("a recorded search with mini-4m (1/4/2)", 30, 1.0),
+        ("a recorded sample of smollm2-135m", 30, 1.0),
+    ]
+    assert first.unknown == []
+
+
+def test_a_baseline_without_all_records_is_left_out() -> None:
+    questions = [Query(query_id=f"q{n}", text=f"x {n}") for n in range(3)]
+    known = {query.text or "": {RECORDED[0]: Outcome(1.0, 2e10)} for query in questions}
+    known["x 2"] |= {RECORDED[1]: Outcome(0.0, 3e10)}
+    first = FirstAct.of(Demo(out=Path("out")), questions, known)
+    assert (list(first.recorded), first.unknown) == ([RECORDED[0]], [RECORDED[1]])

@@ -1,24 +1,29 @@
 """A demo's run in numbers and on its page, and its policy against the control, from timelines made by hand."""
 
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from schemas.query import Query
 from streams.cli.demo import show_demo, standings_table
 from streams.client.events import QueryEvent, Timelines
-from streams.demo.paired import baseline_for, compared, sentence
+from streams.demo.paired import Outcome, baseline_for, compared, sentence
 from streams.demo.pooled import line, pooled
+from streams.demo.recorded import main as recorded
+from streams.demo.recorded import outcomes_of
 from streams.demo.report import render
 from streams.demo.standing import Standing, standings
-from streams.demo.summary import summarise
+from streams.demo.summary import KNOWS, facts_told, summarise
 from tests.support.demo_runs import (
     CONTROL,
     SAMPLE,
     Outcomes,
+    add,
     asked,
     report_of,
     run_of,
@@ -45,6 +50,50 @@ def test_bytes_are_those_of_a_query_with_or_without_a_baseline() -> None:
     for query in [*sent, *(baseline_for(query, CONTROL) for query in sent)]:
         timelines.take(QueryEvent(kind="query", query_id=query.query_id, record=query, at_ms=1, bytes=500))
     assert summary_of(timelines, 3)["bytes_per_query"] == 500
+
+
+def test_facts_are_counted_apart_from_the_other_questions() -> None:
+    facts, others = (
+        [Query(query_id=f"{name}{n}", text=f"{name} {n}", metadata={"family": name}) for n in range(4)]
+        for name in ("facts", "quick")
+    )
+    timelines = Timelines()
+    for n, query in enumerate(facts):
+        add(timelines, n, query, float(n > 0), 5.0, action=f"{KNOWS}/1/1/1" if n < 3 else "small/1/1/1")
+    for n, query in enumerate(others):
+        add(timelines, 4 + n, query, float(n > 2), 1.0)
+    sent = [query.query_id for query in (*facts, *others)]
+    found = summarise(timelines, sent, broker="b", mode="m", wall_s=1.0)["facts"]
+    assert found == {"facts": 4, "sent": 3, "sent_right": 2.0, "others": 4, "others_right": 1.0}
+    assert facts_told(found) == (
+        "75% of 4 facts went to smollm2-135m, which got 67% of them right. "
+        "Of the other 4 questions, 25% were right."
+    )
+    assert facts_told({**found, "sent": 0, "sent_right": 0.0}).startswith(
+        "0% of 4 facts went to smollm2-135m. Of the other"
+    )
+    assert facts_told({**found, "facts": 0}) == ""
+
+
+def test_a_run_s_baselines_are_recorded_for_later_runs(tmp_path: Path) -> None:
+    queries, baselines, pairs = asked(3)
+    outcomes: Outcomes = {each.query_id: (each, 1.0, 10.0) for each in queries}
+    outcomes |= {each.query_id: (each, float(n > 0), 40.0 + n) for n, each in enumerate(baselines)}
+    timelines = timelines_of(outcomes)
+    comparison = compared(timelines, pairs, action=CONTROL, seed=1)
+    summary, file = tmp_path / "summary.json", tmp_path / "recorded.jsonl"
+    summary.write_bytes(orjson.dumps(summary_of(timelines, 3, comparison)))
+    CliRunner().invoke(recorded, [str(summary), "-o", str(file)], catch_exceptions=False)
+    known = outcomes_of(file)
+    assert known == {f"x {n}": {CONTROL: Outcome(float(n > 0), 40.0 + n)} for n in range(3)}
+    about = orjson.loads(file.read_bytes().splitlines()[0])
+    assert (about["catalogue"], about["questions"], len(about["commit"])) == ("tiny", "questions.jsonl", 40)
+    beside = {each.query_id: known[each.text or ""][CONTROL] for each in baselines}
+    again = compared(timelines, pairs, action=CONTROL, seed=1, recorded=beside)
+    assert again["pairs"] == comparison["pairs"]
+    assert sentence(again) == sentence(comparison).replace("a search", "a recorded search")
+    with pytest.raises(ValueError, match="with the same controls"):
+        pooled([summary_of(timelines, 3, each) for each in (comparison, again)])
 
 
 def test_an_empty_run_is_no_error() -> None:
@@ -84,7 +133,13 @@ def test_differences_are_paired_and_failures_count_as_wrong() -> None:
         outcomes[baseline.query_id] = (baseline, right, 40.0)
     report = compared(timelines_of(outcomes), pairs, action=CONTROL, seed=1)
     assert report["policy"] == {"queries": 40, "accuracy": 0.4, "mean_cost": 9.0}
-    assert report["control"] == {"action": CONTROL, "queries": 40, "accuracy": 0.5, "mean_cost": 40.0}
+    assert report["control"] == {
+        "action": CONTROL,
+        "recorded": False,
+        "queries": 40,
+        "accuracy": 0.5,
+        "mean_cost": 40.0,
+    }
     difference, ratio = report["accuracy_difference"], report["cost_ratio"]
     assert difference["mean"] == pytest.approx(-0.1)
     # Unpaired, 40 answers each would be uncertain by more than 20 points.
@@ -119,6 +174,7 @@ def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
     assert both["accuracy_difference"] == pytest.approx(one["accuracy_difference"])
     assert both["cost_ratio"] == pytest.approx(one["cost_ratio"])
     assert (found["seeds"], found["queries"], found["audit_wrong"]) == ([1, 2], 80, 0)
+    assert (found["facts"]["others"], found["facts"]["others_right"]) == (80, 52.0)
     (pooled_change,) = found["changes"]
     assert line(pooled_change) == "large becomes worse: the choices followed after 34, not within 60 queries."
     assert pooled_change["comparison"]["policy"]["queries"] == 80
@@ -169,7 +225,8 @@ def test_a_figure_says_what_it_shows(right: float, cost: float, said: tuple[str,
 def test_costs_are_in_samples_of_the_largest_model() -> None:
     page = report_of(30, 1.0, 20.0)
     assert "<span>0.50 <small>0.50 to 0.50</small></span>" in page
-    assert "<span>a search with large (1/4/2)</span>" in page
+    assert "<span>a recorded search with large (1/4/2)</span>" in page
+    assert "went to one sample of large. What a recorded search with large (1/4/2) came to" in page
     assert "<span>2.00</span>" in page
     assert '%">0.50</span>' in page, "the line is labelled"
     assert "e+" not in page

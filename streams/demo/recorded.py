@@ -1,0 +1,59 @@
+"""Baselines that are not asked again: what they came to on all of the demo's questions, from one live run.
+
+    python -m streams demo --questions 400 --no-changes --out out/demo-400 \
+        --control mini-4m/1/4/2 --control smollm2-135m/1/1/1
+    python -m streams.demo.recorded out/demo-400/summary.json
+
+The second command writes `models/demo-recorded.jsonl`: a line about the run, then one for each question.
+"""
+
+import datetime
+import subprocess
+from pathlib import Path
+
+import click
+import msgspec
+import orjson
+
+from streams.demo.paired import Outcome
+
+FILE = Path("models/demo-recorded.jsonl")
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """The outcome of each action on a question."""
+
+    question: str
+    outcomes: dict[str, Outcome]
+
+
+def outcomes_of(path: Path) -> dict[str, dict[str, Outcome]]:
+    """Return the recorded outcomes by question and action; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    lines = [msgspec.json.decode(line, type=Recorded) for line in path.read_bytes().splitlines()[1:]]
+    return {line.question: line.outcomes for line in lines}
+
+
+@click.command()
+@click.argument("summary", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-o", "--out", default=FILE, type=click.Path(path_type=Path), help="Where to write the outcomes."
+)
+def main(summary: Path, out: Path) -> None:
+    """Record the baselines of a run, given its summary.json. Of a text that was asked twice, one outcome is kept."""
+    run = orjson.loads(summary.read_bytes())
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    about = {name: run[name] for name in ("catalogue", "questions", "seed", "unit", "engine")}
+    found: dict[str, dict[str, Outcome]] = {}
+    for each in run["comparisons"]:
+        for pair in each["pairs"]:
+            outcome = Outcome(pair["control_correct"], pair["control_cost"])
+            found.setdefault(pair["question"], {})[each["control"]["action"]] = outcome
+    made = {**about, "commit": commit.strip(), "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
+    lines = [made, *(Recorded(question, of) for question, of in sorted(found.items()))]
+    out.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+if __name__ == "__main__":
+    main()
