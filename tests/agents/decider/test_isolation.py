@@ -126,8 +126,9 @@ def test_a_prior_is_nobodys_and_leaves_nothing_to_borrow() -> None:
     made = recent(a=30)
     prior = [(None, np.array([0.0, at])) for at in range(600)]
     made.replace([*prior, ("a", np.array([97.0, 0.0]))])
-    assert [z[1] for z in made.window("new")] == list(range(100, 600))
-    assert [z[1] for z in made.window("a")] == [*range(101, 600), 0]
+    spread = [at * 600 // 500 for at in range(500)]  # a table may be sorted
+    assert [z[1] for z in made.window("new")] == spread
+    assert [z[1] for z in made.window("a")] == [*spread[1:], 0]
 
 
 def test_contexts_are_bounded_and_who_has_the_most_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
