@@ -131,13 +131,13 @@ def of_mixed(tables: Mapping[str, Any]) -> Iterator[str]:
     paired = tables["against_ridge_from_history"]["default_with_prior"]["cost_ratio"]
     yield f"**{ours['mean']:.2f}** [{ours['low']:.2f}, {ours['high']:.2f}], the ridge {ridge['mean']:.2f}"
     yield f"(paired by question {paired['mean']:.2f} [{paired['low']:.2f}, {paired['high']:.2f}])"
-    least, most = (tables["families"]["by_price"][at] for at in (6, 4))
     best = tables["frontier_of"]
-    yield (
-        f"At {least['cost'] / best['its_cost']:.2f} of the best configuration's cost {100 * least['accuracy']:.0f} % of the "
-        f"answers are right, at {most['cost'] / best['its_cost']:.2f} times {100 * most['accuracy']:.0f} %, where the best "
-        f"configuration gets {100 * best['its_accuracy']:.0f} %."
+    (less, some), (more, most) = (
+        (row["cost"] / best["its_cost"], 100 * row["accuracy"])
+        for row in (tables["families"]["by_price"][at] for at in (6, 4))
     )
+    yield f"At {less:.2f} of the best configuration's cost {some:.0f} % of the answers are right, at {more:.2f} times"
+    yield f"times {most:.0f} %, where the best configuration gets {100 * best['its_accuracy']:.0f} %."
 
 
 def test_readme_and_benchmarks_say_what_the_demo_came_to() -> None:
