@@ -128,7 +128,8 @@ class Extension(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         sticky: Whether a conversation keeps its configuration.
-        progress: Whether a stream also reports the progress of the search, in `uniscale.progress` of its chunks.
+        progress: Whether a stream also reports the progress of the search, in `uniscale.progress` of its chunks;
+            chat completions alone have this.
     """
 
     objective: str | None = None

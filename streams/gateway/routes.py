@@ -48,7 +48,7 @@ from streams.runtime.runtime import Runtime, ServiceSpec
 
 
 async def decide(call: Call) -> Response:
-    """POST /v1/decide: the body of a completion."""
+    """POST /v1/decide: which configuration a chat completion would run, and why. It runs nothing."""
     call.who.require("ask")
     runtime = call.gateway.runtime
     efforts = runtime.control.catalogue.efforts
@@ -99,7 +99,7 @@ log = logging.getLogger("streams.gateway")
 
 
 async def dead_letters(call: Call) -> Response:
-    """GET /v1/dead-letters."""
+    """GET /v1/dead-letters: records that could not be handled."""
     call.who.require("admin")
     shown = ("service", "error", "reason", "field", "query_id", "attempts")
     data = [
@@ -118,7 +118,7 @@ async def dead_letters(call: Call) -> Response:
 
 
 async def retry(call: Call) -> Response:
-    """POST /v1/dead-letters/retry: {origin}. Resends the record once; a repeated request gets `duplicate: true`."""
+    """POST /v1/dead-letters/retry: send a record again, once; a repeated request gets `duplicate: true`."""
     call.who.require("admin")
     origin = (await object_of(call.request, "origin")).get("origin")
     if not isinstance(origin, str):
@@ -155,12 +155,12 @@ async def retry(call: Call) -> Response:
 
 
 async def list_models(call: Call) -> Response:
-    """GET /v1/models."""
+    """GET /v1/models: the names that a request with this key may ask for, configurations included."""
     return reply({"object": "list", "data": _listing(call)})
 
 
 async def one_model(call: Call) -> Response:
-    """GET /v1/models/{id}, pins included."""
+    """GET /v1/models/{id}: one of these names."""
     name = call.request.path_params["id"]
     for each in _listing(call):
         if each["id"] == name:
@@ -210,7 +210,7 @@ class Views:
         self._services_seen: list[dict[str, Any]] = []
 
     async def queries(self, call: Call) -> Response:
-        """GET /v1/queries: the newest queries of this tenant."""
+        """GET /v1/queries: the newest queries of this tenant, at most a second old."""
         call.who.require("read")
         most, wanted = int_param(call.request, "limit", 50, _MOST_LISTED), _filter(call, "limit", "status")
         gateway, sees = call.gateway, call.who.sees
@@ -228,7 +228,7 @@ class Views:
         return reply({"object": "list", "data": data, "unit": unit, "values": values})
 
     async def now(self, call: Call) -> Response:
-        """GET /v1/now."""
+        """GET /v1/now: the state of the deployment and statistics of its queries, at most three seconds old."""
         call.who.require("read")
         gateway, wanted, sees = call.gateway, _filter(call), call.who.sees
         made = partial(self._now, gateway, wanted, sees)
@@ -324,14 +324,14 @@ def models(control: Control) -> list[dict[str, Any]]:
 
 
 async def list_objectives(call: Call) -> Response:
-    """GET /v1/objectives."""
+    """GET /v1/objectives: the objectives that queries may name."""
     objectives = call.gateway.runtime.control.objectives
     data = [_objective(objectives, name) for name in sorted(objectives.named)]
     return reply({"object": "list", "data": data, "default": objectives.default})
 
 
 async def set_objective(call: Call) -> Response:
-    """PUT /v1/objectives/{name}: {weights} or {mean_cost} or {accuracy}."""
+    """PUT /v1/objectives/{name}: set an objective, by weights, a mean cost or an accuracy."""
     call.who.require("admin")
     given = await object_of(call.request, "weights", "mean_cost", "accuracy")
     named = {"name": call.request.path_params["name"], "op": "set", **given}
@@ -473,7 +473,7 @@ _BEAT_LOOKS: Final = 30
 
 
 async def feedback(call: Call) -> Response:
-    """POST /v1/feedback: {id, value: true | false | 0..1, comment?, graded_by?}."""
+    """POST /v1/feedback: grade an answer, with true, false or a number from 0 to 1."""
     call.who.require("feedback")
     call.gateway.limits.feedback(call.who, call.gateway.runtime.clock.now_ms())
     given = await object_of(call.request, "id", "value", "comment", "graded_by")
@@ -497,7 +497,7 @@ async def feedback(call: Call) -> Response:
 
 
 async def one_query(call: Call) -> Response:
-    """GET /v1/queries/{id}."""
+    """GET /v1/queries/{id}: decision, search, answer, cost and reward of one query."""
     call.who.require("read")
     return reply(_query(call, _visible(call).query_id))
 

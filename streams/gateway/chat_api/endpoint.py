@@ -17,7 +17,7 @@ from streams.gateway.upstream_message import raw_calls, raw_logprobs, refusal
 
 
 async def chat(call: Call) -> Response:
-    """POST /v1/chat/completions.
+    """POST /v1/chat/completions: ask a question in the terms of OpenAI's Chat Completions API.
 
     Raises:
         ApiError: before any part of the response is sent.

@@ -33,7 +33,7 @@ TOKENS_PER_MESSAGE: Final = 4
 
 
 async def create(call: Call) -> Response:
-    """POST /v1/messages.
+    """POST /v1/messages: ask a question in the terms of Anthropic's Messages API.
 
     Raises:
         ApiError: before any part of the response is sent.
@@ -53,7 +53,7 @@ def _parsed(call: Call, body: bytes, *, counts: bool = False) -> ChatRequest:
 
 
 async def count_tokens(call: Call) -> Response:
-    """POST /v1/messages/count_tokens: an estimate, because the model, and with it the tokenizer, is not chosen yet.
+    """POST /v1/messages/count_tokens: estimate a request's tokens, because no model and so no tokenizer is chosen yet.
 
     Raises:
         ApiError: 400, 403, 404 or 429 as for the request itself.

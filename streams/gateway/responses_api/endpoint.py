@@ -17,7 +17,7 @@ from streams.gateway.upstream_message import turn
 
 
 async def create(call: Call) -> Response:
-    """POST /v1/responses.
+    """POST /v1/responses: ask a question in the terms of OpenAI's Responses API.
 
     Raises:
         ApiError: before any part of the response is sent.
@@ -69,7 +69,7 @@ def _not_found(response_id: str) -> ApiError:
 
 
 async def retrieve(call: Call) -> Response:
-    """GET /v1/responses/{id}.
+    """GET /v1/responses/{id}: an earlier response, whole.
 
     Raises:
         ApiError: 404 for an id that is unknown, belongs to another tenant, or was sent with `store: false`.
