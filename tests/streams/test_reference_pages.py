@@ -1,4 +1,4 @@
-"""docs/commands.md and docs/metrics.md say what the code has: they are written from it."""
+"""docs/commands.md, docs/metrics.md and docs/openapi.json say what the code has: they are written from it."""
 
 import os
 import re
@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from streams.metrics import Metrics
-from tests.support import commands_page, metrics_page
+from tests.support import commands_page, metrics_page, openapi
 
 PAGES = {
     Path("docs/commands.md"): commands_page.page,
     Path("docs/metrics.md"): metrics_page.page,
+    Path("docs/openapi.json"): openapi.page,
 }
 
 

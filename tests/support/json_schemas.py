@@ -21,11 +21,11 @@ def json_schema(kind: type[Record]) -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": kind.schema(),
         **held,
-        "$defs": {name: _described(part) for name, part in sorted(parts.items())},
+        "$defs": {name: described(part) for name, part in sorted(parts.items())},
     }
 
 
-def _described(part: dict[str, Any]) -> dict[str, Any]:
+def described(part: dict[str, Any]) -> dict[str, Any]:
     """Return a struct's schema with its docstring divided: what it is, and what each field is."""
     text, _, attributes = inspect.cleandoc(part.get("description", "")).partition("\nAttributes:\n")
     told: dict[str, str] = {}
