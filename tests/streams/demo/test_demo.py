@@ -12,6 +12,7 @@ from agents.catalogue.models import ObjectiveError
 from schemas.query import Query
 from streams.client.questions import read_questions
 from streams.demo.paired import Outcome
+from streams.demo.recorded import FILE, outcomes_of
 from streams.demo.run import CONTROLS, QUESTIONS, RECORDED, Demo, DemoCannotRun, FirstAct, check_machine, run
 from streams.demo.summary import thirds
 from streams.settings import Settings
@@ -100,3 +101,9 @@ def test_a_baseline_without_all_records_is_left_out() -> None:
     known["x 2"] |= {RECORDED[1]: Outcome(0.0, 3e10)}
     first = FirstAct.of(Demo(out=Path("out")), questions, known)
     assert (list(first.recorded), first.unknown) == ([RECORDED[0]], [RECORDED[1]])
+
+
+def test_every_question_of_the_demo_is_recorded() -> None:
+    known = outcomes_of(FILE)
+    assert known.keys() == {query.text for query in read_questions(QUESTIONS)}
+    assert {tuple(sorted(of)) for of in known.values()} == {RECORDED}
