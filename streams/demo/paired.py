@@ -158,7 +158,7 @@ def named(action: str, recorded: bool = False) -> str:
 
 def opponent(control: Mapping[str, Any]) -> str:
     """Return the baseline of a comparison in words."""
-    return named(control["action"], control.get("recorded", False))
+    return named(control["action"], control["recorded"])
 
 
 def _outcome(timelines: Timelines, query_id: str) -> Outcome | None:

@@ -80,7 +80,7 @@ def test_queries_without_a_level_are_dealt_too() -> None:
     assert len(thirds([Query(query_id=f"q{n}", text="x") for n in range(9)], 9, 1)) == 9
 
 
-def test_recorded_baselines_are_not_asked_and_stand_from_the_start() -> None:
+def test_recorded_baselines_are_not_asked() -> None:
     questions = list(read_questions(QUESTIONS))
     known = {query.text or "": dict.fromkeys(RECORDED, Outcome(1.0, 2e10)) for query in questions}
     first = FirstAct.of(Demo(out=Path("out"), count=30), questions, known)
