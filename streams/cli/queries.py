@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import sys
 import uuid
 from collections import Counter, OrderedDict
@@ -24,7 +25,7 @@ from agents.search.explain import explain as explain_search
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
-from schemas.objective import UNITS, Weights
+from schemas.objective import UNITS, ObjectiveInForce, Weights
 from schemas.query import Query
 from schemas.record import decode
 from schemas.reward import Reward
@@ -151,7 +152,9 @@ def ask(
         nonlocal patience_s
         if asked.waited_s > patience_s:
             patience_s = float("inf")
-            click.echo(f"no Answer to {query.query_id} yet; are the services running?", err=True)
+            click.echo(
+                f"no Answer to {query.query_id} yet; it is given once the services are ready", err=True
+            )
 
     with Client(settings) as client:
         answer = client.ask(query, progress=progress)
@@ -283,7 +286,7 @@ def feedback(settings: Settings, query_id: str, correct: str, source: str) -> No
         raise click.BadParameter(f"{correct!r}: write true, false or a number from 0 to 1") from None
     with Client(settings) as client:
         client.feedback(query_id, grade, source=source)
-    click.echo(f"{query_id}: {grade:g} by {source}", err=True)
+    click.echo(f"sent: {query_id}: {grade:g} by {source}; `explain` shows whether it was counted", err=True)
 
 
 # `explain QUERY_ID`: why this action was chosen, with every step, score, pruned path and cost component.
@@ -361,17 +364,16 @@ def _earlier(console: Console, decision: Decision) -> None:
 
 
 def _decision(console: Console, decision: Decision) -> None:
-    w = decision.objective.weights
+    why = _WHY.get(decision.reason, "")
+    version = decision.catalogue_version
     console.print(
-        f"\nDecision {decision.seq}: {decision.action}, by {decision.reason}, "
+        f"\nDecision {decision.seq}: {decision.action}, by {decision.reason}{f' ({why})' if why else ''}, "
         f"policy {decision.policy.name} "
         f"after {decision.policy.version} rewards, {decision.candidates} candidates, "
         f"propensity {_n(decision.propensity)}"
     )
     console.print(
-        f"objective {decision.objective.name or 'own weights'}: correct {w.correct:.3g}, score {w.score:.3g}, "
-        f"cost {w.cost:.3g}; "
-        f"catalogue version {decision.catalogue_version}"
+        f"{_objective(decision.objective)}; catalogue {'as configured' if version < 0 else f'version {version}'}"
         + (f"; without an executor: {', '.join(decision.masked_models)}" if decision.masked_models else "")
         + (
             f"; too short for the question: {', '.join(decision.short_models)}"
@@ -390,7 +392,33 @@ def _decision(console: Console, decision: Decision) -> None:
     console.print(table)
     if decision.predicted is not None:
         p = decision.predicted
-        console.print(f"predicted: correct {p.correct:.3f}, score {p.score:.3f}, log cost {p.log_cost:.2f}")
+        unit = UNITS[decision.objective.cost_range.unit]
+        console.print(
+            f"predicted: correct {p.correct:.3f}, score {p.score:.3f}, {math.exp(p.log_cost):.4g} {unit}"
+        )
+
+
+_WHY = {
+    "warm-up": "tried too little so far",
+    "floor": "every action keeps a share of the queries",
+    "control": "the control group",
+    "baseline": "no answer has been graded yet",
+    "session": "a conversation stays with its model",
+}
+"""Why an action was taken that the policy's ranking does not explain, by `Decision.reason`."""
+
+
+def _objective(told: ObjectiveInForce) -> str:
+    """Return an objective in words."""
+    if told.accuracy is not None:
+        goal = f"as cheap as possible at {100 * told.accuracy:g}% of the accuracy within reach"
+    elif told.mean_cost is not None:
+        unit = UNITS[told.cost_range.unit]
+        goal = f"as accurate as possible at a mean cost of {told.mean_cost:.4g} {unit}"
+    else:
+        w = told.weights
+        goal = f"correct {w.correct:.3g}, score {w.score:.3g}, cost {w.cost:.3g}"
+    return f"objective {told.name or 'of its own'}: {goal}"
 
 
 UNSCORED = (

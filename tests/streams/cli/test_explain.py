@@ -11,9 +11,9 @@ from schemas.answer import Answer
 from schemas.failure import EarlierAttempt
 from schemas.forest import Draft, Limits
 from schemas.query import Query
-from streams.cli.queries import _earlier, _search
+from streams.cli.queries import _decision, _earlier, _search
 from streams.timeline import Timeline
-from tests.support.records import decision_for
+from tests.support.records import OBJECTIVE, decision_for
 
 # Two steps: the second tree finishes at step 1 with 0.9; H_max becomes ceil(1.2 · 1) = 2, and the first tree's
 # 0.5 could reach (0.5 + 1) / 2 = 0.75 at best.
@@ -85,3 +85,22 @@ def test_each_failed_attempt_is_shown_with_cause_and_cost() -> None:
         "attempt 1 failed: slow/1/1/1 (model, timeout): no reply; 8 tokens, 2.5e+09 eFLOPs" in out.getvalue()
     )
     assert "attempt 2, without slow:" in out.getvalue()
+
+
+def test_what_the_objective_wants_and_why_another_action_was_taken_is_in_words() -> None:
+    def told(**objective: float) -> str:
+        out = io.StringIO()
+        of = replace(OBJECTIVE, name="careful", **objective)
+        _decision(
+            Console(file=out, width=200, markup=False),
+            decision_for(Query(query_id="q", text="?"), objective=of, reason="baseline"),
+        )
+        return out.getvalue()
+
+    assert "by baseline (no answer has been graded yet)" in told()
+    assert "objective careful: as cheap as possible at 98% of the accuracy within reach" in told(
+        accuracy=0.98
+    )
+    assert "objective careful: as accurate as possible at a mean cost of 2e+10 eFLOPs" in told(mean_cost=2e10)
+    assert "objective careful: correct " in told()
+    assert "catalogue as configured" in told()
