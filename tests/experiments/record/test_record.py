@@ -25,6 +25,7 @@ from experiments.record.table import (
     LIVE,
     PROPORTIONS,
     Question,
+    facts,
     fingerprint,
     mixed_traffic,
     question_set,
@@ -230,12 +231,19 @@ def test_the_file_holds_questions_and_settings(tmp_path: Path, tiny: Path) -> No
     assert read.num_rows == small_plan(bench, NARROW).searches()
 
 
-@pytest.mark.parametrize("task", ["math", "code", "mixed"])
-def test_the_recordings_asked_the_questions_of_the_file(task: str) -> None:
-    recording = FILE.with_name(f"{task}.parquet")
+@pytest.mark.parametrize(("name", "task"), [("math", "math"), ("code", "code"), ("mixed-2", "mixed")])
+def test_the_recordings_asked_the_questions_of_the_file(name: str, task: str) -> None:
+    recording = FILE.with_name(f"{name}.parquet")
     questions = mixed_traffic() if task == "mixed" else questions_of(task)
     assert questions == table.questions_in(recording) == question_set(task)
     assert fingerprint(questions) == table.settings_of(recording)["questions"]
+
+
+def test_mixed_asked_the_facts_besides() -> None:
+    asked = table.questions_in(FILE.with_name("mixed.parquet"))
+    assert {q.question_id: q.text for q in asked} == {
+        q.question_id: q.text for q in (*mixed_traffic(), *facts())
+    }
 
 
 def test_no_recorded_question_is_in_validation_or_test_sets() -> None:

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[3]
 def in_background(folder: Path, *words: str) -> tuple[int, Path]:
     """Start a command as `command &` of a shell without a terminal; return its process id and its output."""
     said, pid = folder / "said", folder / "pid"
-    command = " ".join([sys.executable, "-m", "streams", *words])
+    catalogue = "infra/catalogue/mini-six.yaml"  # whose services are only ours
+    command = " ".join([sys.executable, "-m", "streams", "--catalogue", catalogue, *words])
     script = f"{command} > {said} 2>&1 & echo $! > {pid}; sleep 0.2"
     subprocess.run(["/bin/sh", "-c", script], cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
     return int(pid.read_text()), said
