@@ -87,7 +87,7 @@ def test_each_failed_attempt_is_shown_with_cause_and_cost() -> None:
     assert "attempt 2, without slow:" in out.getvalue()
 
 
-def test_what_the_objective_wants_and_why_another_action_was_taken_is_in_words() -> None:
+def test_objective_and_reason_are_in_words() -> None:
     def told(**objective: float) -> str:
         out = io.StringIO()
         of = replace(OBJECTIVE, name="careful", **objective)
