@@ -483,7 +483,7 @@ def lived(setting: str, prior: str, seed: int, outcomes: int) -> Observed:
     logging.disable(logging.CRITICAL)  # targets that cannot be met and closed workers log a lot
     with tempfile.TemporaryDirectory() as folder, _watched(clock):
         settings = Settings().replace(
-            catalogue="infra/catalogue/mini-six.yaml",
+            catalogue="infra/catalogue/mini-six.yaml",  # whose actions the recording has
             recorded="corpus",
             state_dir=folder,
             max_in_flight=PLACES,

@@ -29,7 +29,7 @@ def ungraded(world: BanditWorld, scope: Scope, model: str) -> dict[str, Any]:
 
     Args:
         world: The world, with all its arms available.
-        scope: How much to run; each of its `more_seeds` orders the live questions anew.
+        scope: How much to run; each of its `more_seeds` shuffles the live questions.
         model: The model that no verifier scores.
 
     Returns:
