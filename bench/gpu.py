@@ -27,7 +27,7 @@ from agents.catalogue import Architecture, search_cost
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.search_cost import INTENSITY, decode_step
 from bench import gpu_timing
-from bench.commit import commit_of
+from streams.commit import commit_of
 from bench.gpu_timing import QWEN3
 
 ROOT: Final = Path(__file__).parents[1]

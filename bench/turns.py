@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 import orjson
 
-from bench.commit import commit_of
+from streams.commit import commit_of
 from bench.streams import BenchFailed, StreamPlan, run_once
 from streams.local.broker import LocalBroker, kafka_home
 from streams.settings import Settings

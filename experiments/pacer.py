@@ -133,7 +133,6 @@ def _play(
     world: BanditWorld, live: Sequence[int], prior: bytes, mean_cost: float, seed: int, *, restored: bool
 ) -> list[tuple[Round, Market]]:
     o, rng = world.outcomes, np.random.default_rng([seed, 9])
-    index = {vector.action_id: i for i, vector in enumerate(world.vectors)}
     target, policy = Target("lab", mean_cost=mean_cost), _fresh(world, seed, prior)
     held_back = _models(world)[len(_models(world)) // 2]
     market = Market(
@@ -155,21 +154,16 @@ def _play(
             question = live[int(rng.choice(len(live), p=market.chances))]
             sample = int(rng.integers(o.samples))
             query_id, embedding = f"{seed}/{len(done)}", world.queries[question]
-            assert policy.pacer is not None
-            price = policy.pacer.shadow_price(target)
-            objective = Objective(1.0, 0.0, 0.0, *world.bounds, shadow_price=price)
-            (choice,) = choose(policy, [Context(query_id, embedding)], [objective], seed)
-            arm = index[choice.action_id]
+            arm, objective = paced(policy, world, target, query_id, question, seed)
             right, score = float(o.correct[sample, question, arm]), float(o.score[sample, question, arm])
             factor = float(market.price[arm])
             log_cost = float(o.log_cost[sample, question, arm] + np.log(market.length[arm] * factor))
-            policy.decided([Pending(query_id, embedding, choice.action_id, target)])
             policy.learn(
                 [
                     Observation(
                         query_id,
                         embedding,
-                        choice.action_id,
+                        world.vectors[arm].action_id,
                         right,
                         score,
                         log_cost,
@@ -180,8 +174,24 @@ def _play(
                     )
                 ]
             )
-            done.append((Round(phase, arm, float(np.exp(log_cost)), right, price == 0), market))
+            done.append((Round(phase, arm, float(np.exp(log_cost)), right, objective.shadow_price == 0), market))
     return done
+
+
+def paced(
+    policy: Policy, world: BanditWorld, target: Target, query_id: str, question: int, seed: int
+) -> tuple[int, Objective]:
+    """Decide one query at the pacer's shadow price; return the index of its arm, and the objective it was chosen under.
+
+    The policy counts the query as under way until its outcome is learned.
+    """
+    assert policy.pacer is not None
+    embedding = world.queries[question]
+    objective = Objective(1.0, 0.0, 0.0, *world.bounds, shadow_price=policy.pacer.shadow_price(target))
+    (choice,) = choose(policy, [Context(query_id, embedding)], [objective], seed)
+    policy.decided([Pending(query_id, embedding, choice.action_id, target)])
+    arm = next(i for i, vector in enumerate(world.vectors) if vector.action_id == choice.action_id)
+    return arm, objective
 
 
 def _fresh(world: BanditWorld, seed: int, prior: bytes) -> Policy:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from agents.bandit.learner import choose
-from agents.bandit.policy import Context, Objective, Observation, Pending, Policy, Target
+from agents.bandit.policy import Observation, Policy, Target
 from agents.bandit.prior import begin
 from experiments.contenders import SERVICE, with_prior
 from experiments.frontier import tidied
 from experiments.outcomes import Array, BanditWorld, OutcomeError
+from experiments.pacer import paced
 from experiments.runs import Scope, summed
 from experiments.yardstick import split
 
@@ -97,21 +97,16 @@ def _ask(
     grade: bool,
     scored: bool,
 ) -> tuple[float, float]:
-    o, index = world.outcomes, {vector.action_id: i for i, vector in enumerate(world.vectors)}
-    assert policy.pacer is not None
+    o = world.outcomes
     right, paid = [], []
     for at, question in enumerate(questions, 1):
-        query_id, embedding = f"{seed}/{name}/{at}", world.queries[question]
-        price = policy.pacer.shadow_price(TARGET)
-        objective = Objective(1.0, 0.0, 0.0, *world.bounds, shadow_price=price)
-        (choice,) = choose(policy, [Context(query_id, embedding)], [objective], seed)
-        arm = index[choice.action_id]
+        query_id = f"{seed}/{name}/{at}"
+        arm, objective = paced(policy, world, TARGET, query_id, question, seed)
         correct, score, log_cost = (float(a[0, question, arm]) for a in (o.correct, o.score, o.log_cost))
-        policy.decided([Pending(query_id, embedding, choice.action_id, TARGET)])
         outcome = Observation(
             query_id,
-            embedding,
-            choice.action_id,
+            world.queries[question],
+            world.vectors[arm].action_id,
             correct if grade else None,
             score,
             log_cost,

@@ -125,6 +125,8 @@ def demo(
             live.update(Group(*tables))
 
         summary = run(what, settings, console.print, progress)
+    if not console.is_terminal:
+        console.print()  # there, Live ends its last table without a line break
     show_demo(summary, console)
     console.print(f"{what.out / 'summary.json'}, {what.out / 'report.html'}")
     failed = summary["unanswered"] or summary["changes_failed"] or summary["audit"]["wrong"]

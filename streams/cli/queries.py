@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import sys
+import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator, Sequence
@@ -31,6 +32,7 @@ from schemas.record import decode
 from schemas.reward import Reward
 from schemas.spent import Spent
 from streams.client.client import Client, SentQueries
+from streams.client.events import EventFollower
 from streams.client.questions import QuestionError, grader_from, query_from, read_questions, renamed
 from streams.client.recorded import Recorded, read_recorded
 from streams.client.replay import Replay, SendSchedule
@@ -93,6 +95,8 @@ def bars(console: Console | None = None) -> Progress:
 
 # After this long without an Answer, `ask` prints on stderr that it is still waiting.
 _PATIENCE_S = 15.0
+# How long `ask` waits for the grade of an Answer that has a reference.
+_GRADED_S = 10.0
 
 
 def _weights(text: str | None) -> Weights | None:
@@ -156,10 +160,28 @@ def ask(
                 f"no Answer to {query.query_id} yet; it is given once the services are ready", err=True
             )
 
-    with Client(settings) as client:
+    with Client(settings) as client, contextlib.ExitStack() as stack:
+        # Followed from before the query, so that its Reward cannot be missed.
+        rewards = None
+        if references and not as_json:
+            rewards = stack.enter_context(client.follow("reward"))
         answer = client.ask(query, progress=progress)
-    show(answer, as_json)
+        show(answer, as_json)
+        if rewards is not None and answer.status == "ok":
+            click.echo(f"[{_grade(rewards, query.query_id)}]", err=True)
     sys.exit(0 if answer.status == "ok" else 1)
+
+
+def _grade(rewards: EventFollower, query_id: str) -> str:
+    """Return what the grader said of an Answer that has a reference."""
+    end = time.monotonic() + _GRADED_S
+    while time.monotonic() < end:
+        for event in rewards.poll():
+            if isinstance(reward := event.record, Reward) and reward.query_id == query_id and reward.closes:
+                if reward.correct is None:
+                    return f"not graded: {reward.missing or 'the answer cannot be compared'}"
+                return f"graded {reward.correct:g} by {reward.grader} ({reward.rule})"
+    return f"not graded yet; `explain {query_id}` will show it"
 
 
 def show(answer: Answer, as_json: bool) -> None:
@@ -286,6 +308,14 @@ def feedback(settings: Settings, query_id: str, correct: str, source: str) -> No
         raise click.BadParameter(f"{correct!r}: write true, false or a number from 0 to 1") from None
     with Client(settings) as client:
         client.feedback(query_id, grade, source=source)
+        known = client.asked(query_id)
+    if not known:
+        click.echo(
+            f"warning: no query {query_id} is on record; check the id and --prefix. The feedback was sent, and counts "
+            "if that query comes soon",
+            err=True,
+        )
+        return
     click.echo(f"sent: {query_id}: {grade:g} by {source}; `explain` shows whether it was counted", err=True)
 
 
@@ -386,7 +416,14 @@ def _decision(console: Console, decision: Decision) -> None:
     )
     rows = [(str(decision.action), decision.mean, decision.width, decision.score)]
     rows += [(c.action, c.mean, c.width, c.score) for c in decision.runners_up]
-    table = Table("action", "mean", "width", "score", title="what was ranked")
+    table = Table(
+        "action",
+        "mean",
+        "width",
+        "score",
+        title="what was ranked",
+        caption="mean: expected reward under the objective; width: its uncertainty; score: their sum; bold: taken",
+    )
     for at, (action, *numbers) in enumerate(rows):
         table.add_row(action, *map(_n, numbers), style=None if at else "bold")
     console.print(table)

@@ -123,7 +123,7 @@ def init(
     if assumed := sum(line.startswith("price:") for _, line in left):
         click.echo(
             f"no price is known for {counted(assumed, 'model')}; assumed: {rate_in_words(ASSUMED)}; "
-            f"change `price` in {output}"
+            f"change `price` in {output}; `calibrate` measures that of a machine of your own"
         )
     if left:
         click.echo(

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Self
 
 from schemas.answer import Answer
@@ -383,6 +383,13 @@ class Client:
         """
         sent = self._produce(self.topics.control, record.key.encode(), encode(record))
         return int(sent.get(timeout=_SEND_S).offset)
+
+    def asked(self, query_id: str) -> bool:
+        """Return whether a Query of this id is on record; reads the `query` topic, at most to its end."""
+        sought = query_id.encode()
+        with BlockingLog(self.settings) as log, closing(log.read([self.topics.query])) as records:
+            # The key alone does not tell: a client may send a Query under any key.
+            return any(record.key == sought or sought in (record.value or b"") for record in records)
 
     def explain(self, query_id: str) -> Timeline:
         """Return everything on record about one query, from the Query to its Reward.

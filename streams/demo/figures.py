@@ -149,8 +149,10 @@ NARROWEST = 0.12
 
 def _colour(at: int, count: int) -> tuple[str, str]:
     """Return the colour of a part, and that of a text on it."""
-    lightness = 90 - 62 * at / max(1, count - 1)
-    return f"hsl(222 60% {lightness:.0f}%)", "#111" if lightness > 55 else "#fff"
+    along = at / max(1, count - 1)
+    # The hue changes along with the lightness, since seven shades of one hue are hard to tell apart.
+    hue, lightness = 55 + 225 * along, 86 - 58 * along
+    return f"hsl({hue:.0f} 55% {lightness:.0f}%)", "#111" if lightness > 50 else "#fff"
 
 
 def plot(

@@ -33,8 +33,10 @@ def pooled(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     changes = [summary.get("changes", []) for summary in summaries]
     if len({tuple(each["name"] for each in run) for run in changes}) != 1:
         raise ValueError("give the summary.json of runs with the same changes")
+    made = ("version", "commit", "policy", "catalogue", "broker")
     return {
         "seeds": [summary["seed"] for summary in summaries],
+        **{name: ", ".join(sorted({summary[name] for summary in summaries})) for name in made},
         "queries": sum(summary["queries"] for summary in summaries),
         "unanswered": sum(summary["unanswered"] for summary in summaries),
         "audit_wrong": sum(bool(summary["audit"]["wrong"]) for summary in summaries),

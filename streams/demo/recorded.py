@@ -8,7 +8,6 @@ The second command writes `models/demo-recorded.jsonl`: a line about the run, th
 """
 
 import datetime
-import subprocess
 from pathlib import Path
 
 import click
@@ -27,12 +26,12 @@ class Recorded(msgspec.Struct, frozen=True):
     outcomes: dict[str, Outcome]
 
 
-def outcomes_of(path: Path) -> dict[str, dict[str, Outcome]]:
-    """Return the recorded outcomes by question and action; empty if there is no such file."""
-    if not path.is_file():
+def outcomes_of(path: Path, catalogue: str) -> dict[str, dict[str, Outcome]]:
+    """Return the recorded outcomes by question and action; empty if there are none under this catalogue's prices."""
+    about, *lines = path.read_bytes().splitlines() if path.is_file() else [b"{}"]
+    if orjson.loads(about).get("catalogue") != catalogue:
         return {}
-    lines = [msgspec.json.decode(line, type=Recorded) for line in path.read_bytes().splitlines()[1:]]
-    return {line.question: line.outcomes for line in lines}
+    return {line.question: line.outcomes for line in (msgspec.json.decode(each, type=Recorded) for each in lines)}
 
 
 @click.command()
@@ -43,14 +42,13 @@ def outcomes_of(path: Path) -> dict[str, dict[str, Outcome]]:
 def main(summary: Path, out: Path) -> None:
     """Record the baselines of a run, given its summary.json. Of a text that was asked twice, one outcome is kept."""
     run = orjson.loads(summary.read_bytes())
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
-    about = {name: run[name] for name in ("catalogue", "questions", "seed", "unit", "engine")}
+    about = {name: run[name] for name in ("catalogue", "questions", "seed", "unit", "engine", "commit")}
     found: dict[str, dict[str, Outcome]] = {}
     for each in run["comparisons"]:
         for pair in each["pairs"]:
             outcome = Outcome(pair["control_correct"], pair["control_cost"])
             found.setdefault(pair["question"], {})[each["control"]["action"]] = outcome
-    made = {**about, "commit": commit.strip(), "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
+    made = {**about, "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
     lines = [made, *(Recorded(question, of) for question, of in sorted(found.items()))]
     out.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 

@@ -198,7 +198,7 @@ def choices_figure(queries: Sequence[Timeline], models: Sequence[str]) -> str:
 def change_figure(change: Change, comparison: Mapping[str, Any] | None) -> str:
     """Return the figure of a change of the second act, and of how the choices followed it."""
     share = change.name != "objective"
-    caption = f"{_capital(change.did)}. The choices follow when {change.condition}."
+    caption = f"What was done: {change.did}. The choices follow when {change.condition}."
     if change.name != "joined":
         caption += (
             f" In the first act, where nothing changed, that happened by chance after {change.without_change} queries."

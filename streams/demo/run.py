@@ -24,11 +24,13 @@ from agents.catalogue.models import Catalogue
 from schemas.errors import UniscaleError
 from schemas.query import Query
 from schemas.reward import Reward
+from streams import __version__
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
 from streams.client.client import Client
 from streams.client.events import Timelines, read_timelines
 from streams.client.questions import read_questions
+from streams.commit import commit_of
 from streams.control_follower import Control, default_objective
 from streams.demo.changes import (
     OBJECTIVE,
@@ -254,7 +256,7 @@ def run(
     check_machine(demo, settings)
     catalogue = Control(settings).catalogue  # fail early if it or an objective is invalid
     questions = list(read_questions(demo.questions))
-    first = FirstAct.of(demo, questions, outcomes_of(FILE))
+    first = FirstAct.of(demo, questions, outcomes_of(FILE, catalogue.name))
     demo.out.mkdir(parents=True, exist_ok=True)
     settings = _settings(demo, settings)
     changes, reason = _changes(demo, catalogue)
@@ -278,7 +280,7 @@ def run(
         say("all services are ready")
         if first.unknown:
             others = " and ".join(named(action, recorded=True) for action in first.unknown)
-            say(f"left out: {others}, because not all of these questions were recorded")
+            say(f"left out: {others}, because not all of these questions were recorded with this catalogue")
         if demo.gateway:
             say(f"the page: http://{settings.gateway.host}:{settings.gateway.port}/")
         with Client(deployment.settings) as client:
@@ -325,6 +327,7 @@ def run(
         mode=_mode(demo, settings),
         wall_s=asked.wall_s,
     )
+    summary |= {"version": __version__, "commit": commit_of(Path(__file__).parent), "policy": demo.policy}
     summary |= {"seed": demo.seed, "questions": demo.questions.name, "unit": catalogue.unit}
     models = sorted(catalogue.models, key=lambda model: model.parameters or 0)
     summary |= {"catalogue": catalogue.name, "models": [model.name for model in models]}

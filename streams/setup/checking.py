@@ -35,7 +35,7 @@ from streams.log.kafka_clients import BrokerUnreachable, KafkaError
 from streams.services.decider import baseline_of, check_control_group, policy_of, prior_of, read_prior, sized
 from streams.services.hosting import hosting_options
 from streams.settings import Settings
-from streams.setup.starter import unfilled
+from streams.setup.starter import FILL_IN, unfilled
 from streams.topics import Topics
 
 State = Literal["ok", "note", "fails"]
@@ -86,15 +86,14 @@ def findings_of(settings: Settings, say: Callable[[str], None] = lambda line: No
 
 def _file(settings: Settings) -> list[Finding]:
     path = Path(settings.catalogue)
-    return [
-        Finding(
-            f"{path.name}, line {at}",
-            "note",
-            f"is still to be filled in: {line}",
-            "correct or keep it, then delete FILL IN",
-        )
-        for at, line in unfilled(path.read_text(encoding="utf-8"))
-    ]
+    left: dict[str, list[str]] = {}
+    for at, line in unfilled(path.read_text(encoding="utf-8")):
+        left.setdefault(line.partition(":")[0].removeprefix("- "), []).append(str(at))
+    if not left:
+        return []
+    where = "; ".join(f"{name} (line {', '.join(lines)})" for name, lines in left.items())
+    fix = f"correct or keep each, then delete its mark {FILL_IN}"
+    return [Finding(path.name, "note", f"still to be filled in: {where}", fix)]
 
 
 def _money(catalogue: Catalogue) -> list[Finding]:

@@ -18,7 +18,7 @@ import msgspec
 from kafka.errors import KafkaError
 from msgspec import Struct
 
-from bench.commit import commit_of
+from streams.commit import commit_of
 from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.query import Query

@@ -123,7 +123,9 @@ def test_every_line_of_the_page_runs(
         made = walk.decisions()
         assert [(each.reason, each.action.id) for each in made] == [("baseline", "qwen3-8b/1/1/1")] * 3
         for _ in range(12):
-            walk.operator.run("ask", "How much is 9 times 7?", "--reference", "63")
+            said = walk.operator.run("ask", "How much is 9 times 7?", "--reference", "63").stderr
+            assert "[graded " in said
+        assert "no query nobody is on record" in walk.operator.run("feedback", "nobody", "true").stderr
         later = walk.decisions()[4:]
         assert "baseline" not in {each.reason for each in later}
         assert {each.action.model for each in later} == {"qwen3-8b", "hosted"}

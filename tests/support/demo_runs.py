@@ -80,6 +80,7 @@ def run_of(count: int, warm_up: int) -> Timelines:
 def summary_of(timelines: Timelines, count: int, *comparisons: dict[str, Any]) -> dict[str, Any]:
     found = summarise(timelines, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
     run = {"seed": 1, "questions": "questions.jsonl", "unit": "eflops", "catalogue": "tiny"}
+    run |= {"version": "0.1.0", "commit": "abc", "policy": "contextual"}
     run |= {"models": ["small", "large"], "parameters": 4e6}
     audit = {"queries": count, "wrong": 0, "discrepancies": [], "pending": []}
     return (

@@ -241,6 +241,9 @@ def test_ask_takes_several_references_and_a_grader(monkeypatch: pytest.MonkeyPat
             asked.append(query)
             return Answer(query_id=query.query_id, status="ok", by="executor", text="!")
 
+        def follow(self, kind: str) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
     monkeypatch.setattr(queries, "Client", Asked)
     for words in (
         ["--reference", "7"],

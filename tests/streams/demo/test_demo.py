@@ -104,6 +104,6 @@ def test_a_baseline_without_all_records_is_left_out() -> None:
 
 
 def test_every_question_of_the_demo_is_recorded() -> None:
-    known = outcomes_of(FILE)
+    known = outcomes_of(FILE, "mini")
     assert known.keys() == {query.text for query in read_questions(QUESTIONS)}
     assert {tuple(sorted(of)) for of in known.values()} == {RECORDED}

@@ -84,10 +84,11 @@ def test_a_run_s_baselines_are_recorded_for_later_runs(tmp_path: Path) -> None:
     summary, file = tmp_path / "summary.json", tmp_path / "recorded.jsonl"
     summary.write_bytes(orjson.dumps(summary_of(timelines, 3, comparison)))
     CliRunner().invoke(recorded, [str(summary), "-o", str(file)], catch_exceptions=False)
-    known = outcomes_of(file)
+    known = outcomes_of(file, "tiny")
+    assert outcomes_of(file, "other") == {}
     assert known == {f"x {n}": {CONTROL: Outcome(float(n > 0), 40.0 + n)} for n in range(3)}
     about = orjson.loads(file.read_bytes().splitlines()[0])
-    assert (about["catalogue"], about["questions"], len(about["commit"])) == ("tiny", "questions.jsonl", 40)
+    assert (about["catalogue"], about["questions"], about["commit"]) == ("tiny", "questions.jsonl", "abc")
     beside = {each.query_id: known[each.text or ""][CONTROL] for each in baselines}
     again = compared(timelines, pairs, action=CONTROL, seed=1, recorded=beside)
     assert again["pairs"] == comparison["pairs"]
