@@ -69,7 +69,7 @@ def categories_of(query: Query, keys: ContextKeys) -> tuple[str, ...]:
         ("tools", _range(tools, ((1, 1), (2, 4), (5, None)))),
         ("format", "yes" if "json" in needs else ""),
         ("turns", _range(turns, ((2, 4), (5, None)))),
-        ("images", "yes" if "images" in needs else ""),
+        *((kind, "yes" if kind in needs else "") for kind in ("images", "audio")),
     )
     return tuple(f"{OWN}{name}={shown}" for name, shown in own if shown) + keys.of_metadata(query.metadata)
 

@@ -299,8 +299,8 @@ def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
         socket.create_connection((host, int(port)), 2.0).close()
     except (OSError, ValueError):
         return BrokerUnreachable(
-            f"no broker answers at bootstrap={settings.kafka.bootstrap} ({error or 'no connection'}). "
-            "Start one (`python -m streams broker`), or name yours with --bootstrap HOST:PORT"
+            f"no broker answers at bootstrap={settings.kafka.bootstrap}. Start one (`python -m streams broker`, or "
+            "`up --broker auto`), or name yours with --bootstrap HOST:PORT"
         )
     names = ["security_protocol"]
     if settings.security.protocol.endswith("SSL"):

@@ -85,10 +85,18 @@ def test_a_request_shows_its_tools_and_format(options: dict[str, Any], shown: tu
     assert categories_of(query, NO_KEYS) == shown
 
 
-def test_a_request_shows_that_it_has_images() -> None:
-    parts = ({"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "data:,x"}})
-    said = Message(role="user", content="What is it?", parts=parts)
-    assert categories_of(Query(query_id="q", messages=(said,)), NO_KEYS) == ("request.images=yes",)
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:,x"}}, "request.images=yes"),
+        ({"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}, "request.audio=yes"),
+    ],
+)
+def test_a_request_shows_that_it_has_images_or_audio(part: dict[str, Any], shown: str) -> None:
+    said = Message(
+        role="user", content="What is it?", parts=({"type": "text", "text": "What is it?"}, part)
+    )
+    assert categories_of(Query(query_id="q", messages=(said,)), NO_KEYS) == (shown,)
 
 
 def shard_with(keys: ContextKeys) -> Shard:
