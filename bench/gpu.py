@@ -27,8 +27,8 @@ from agents.catalogue import Architecture, search_cost
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.search_cost import INTENSITY, decode_step
 from bench import gpu_timing
-from streams.commit import commit_of
 from bench.gpu_timing import QWEN3
+from streams.commit import commit_of
 
 ROOT: Final = Path(__file__).parents[1]
 SAMPLES: Final = (1, 4, 16, 64)

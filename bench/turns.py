@@ -17,8 +17,8 @@ from typing import Any, Final, Literal
 import msgspec
 import orjson
 
-from streams.commit import commit_of
 from bench.streams import BenchFailed, StreamPlan, run_once
+from streams.commit import commit_of
 from streams.local.broker import LocalBroker, kafka_home
 from streams.settings import Settings
 

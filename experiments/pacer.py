@@ -174,7 +174,9 @@ def _play(
                     )
                 ]
             )
-            done.append((Round(phase, arm, float(np.exp(log_cost)), right, objective.shadow_price == 0), market))
+            done.append(
+                (Round(phase, arm, float(np.exp(log_cost)), right, objective.shadow_price == 0), market)
+            )
     return done
 
 

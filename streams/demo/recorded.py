@@ -31,7 +31,9 @@ def outcomes_of(path: Path, catalogue: str) -> dict[str, dict[str, Outcome]]:
     about, *lines = path.read_bytes().splitlines() if path.is_file() else [b"{}"]
     if orjson.loads(about).get("catalogue") != catalogue:
         return {}
-    return {line.question: line.outcomes for line in (msgspec.json.decode(each, type=Recorded) for each in lines)}
+    return {
+        line.question: line.outcomes for line in (msgspec.json.decode(each, type=Recorded) for each in lines)
+    }
 
 
 @click.command()

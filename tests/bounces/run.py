@@ -18,12 +18,12 @@ import msgspec
 from kafka.errors import KafkaError
 from msgspec import Struct
 
-from streams.commit import commit_of
 from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.query import Query
 from schemas.record import Record, encode
 from schemas.reward import Feedback
+from streams.commit import commit_of
 from streams.local.deployment import python
 from streams.log import kafka_clients
 from tests.bounces.faults import FAULTS, SESSION_S, Stage

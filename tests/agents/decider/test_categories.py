@@ -93,9 +93,7 @@ def test_a_request_shows_its_tools_and_format(options: dict[str, Any], shown: tu
     ],
 )
 def test_a_request_shows_that_it_has_images_or_audio(part: dict[str, Any], shown: str) -> None:
-    said = Message(
-        role="user", content="What is it?", parts=({"type": "text", "text": "What is it?"}, part)
-    )
+    said = Message(role="user", content="What is it?", parts=({"type": "text", "text": "What is it?"}, part))
     assert categories_of(Query(query_id="q", messages=(said,)), NO_KEYS) == (shown,)
 
 
