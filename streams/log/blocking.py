@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from schemas.query import Origin
@@ -49,7 +49,7 @@ class BlockingLog:
 
     def read(
         self, topics: Iterable[str], begin: int = 0, *, partition: int | None = None, since_ms: int = 0
-    ) -> Iterator[ConsumerRecord]:
+    ) -> Generator[ConsumerRecord, None, None]:
         """Yield every record now on the topics, in order within each partition; see `KafkaLog.read`."""
         batches = self._log.read(list(topics), begin, partition=partition, since_ms=since_ms)
         try:
