@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import msgspec
 import psutil
 
@@ -25,7 +26,8 @@ from streams.client.events import read_timelines
 from streams.client.replay import SendSchedule
 from streams.demo.summary import latencies
 from streams.local.broker import LocalBroker
-from streams.local.deployment import Supervisor, service_commands, settings_for
+from streams.local.deployment import READY, Supervisor, service_commands, settings_for
+from streams.local.llama import llama_commands
 from streams.log import kafka_admin
 from streams.settings import Settings
 from streams.topics import Topics
@@ -117,6 +119,7 @@ def running(
         name: [*argv, "--metrics-port", str(ports(name))]
         for name, argv in service_commands(catalogue.groups, optional=optional).items()
     }
+    commands |= llama_commands(settings, READY, partial(click.echo, err=True))
     environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
     with Supervisor(commands, environ=environ, log_path=folder / "services.log") as supervisor:
         supervisor.wait_ready(600)

@@ -50,6 +50,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             providers refuse them.
         max_tokens_field: The server's name for the bound on an answer's tokens.
         extra_body: Further fields of each request, such as `temperature`, `reasoning_effort` or `chat_template_kwargs`.
+        instruction: A system message for conversations without one.
     """
 
     kind: Literal["in-process", "http", "chat"] = "in-process"
@@ -69,6 +70,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sampling: bool = True
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra_body: dict[str, Any] = {}
+    instruction: str = ""
 
     def __post_init__(self) -> None:
         """Reject a server without an address, an address that would be ignored, and fields that do not fit the kind."""

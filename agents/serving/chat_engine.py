@@ -45,13 +45,14 @@ class ChatEngine:
         server: The server, or several of the same model.
         model: The model's name in the catalogue.
         endpoint: The endpoint in the model's catalogue entry.
-        instruction: A system message for conversations without one.
+        instruction: The deployment's system message for conversations without one, unless the endpoint has its own.
     """
 
     def __init__(self, server: Sender, model: str, endpoint: Endpoint, *, instruction: str = "") -> None:
         self.model = model
         self.served = Served(name="chat", model=endpoint.model)
-        self._server, self._endpoint, self._instruction = server, endpoint, instruction
+        self._server, self._endpoint = server, endpoint
+        self._instruction = endpoint.instruction or instruction
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
@@ -131,6 +132,7 @@ class ChatEngine:
     def _most(self, prefix: Prefix, sampling: Sampling) -> int:
         """Return `max_tokens` for an answer. Servers refuse requests whose prompt and answer may exceed the context."""
         prompt = sum(_size(message) // _TOKEN_BYTES + _ROOM for message in prefix.messages)
+        prompt += len(self._instruction.encode()) // _TOKEN_BYTES
         prompt += 0 if prefix.options is None else len(orjson.dumps(prefix.options.fields)) // _TOKEN_BYTES
         bounds = [sampling.step_tokens, self._endpoint.context_tokens - prompt]
         if prefix.max_tokens is not None:

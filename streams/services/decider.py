@@ -651,6 +651,7 @@ class DeciderService(OrderedService):
         self.room = RoomNotice()
         self.lock = asyncio.Lock()
         self._beats_awaited = False
+        self._grace_ends = self._grace_from_now()
         self._at_baseline = False  # whether any query has been given the baseline since the start
         self._contexts: dict[str, QueryContext] = {}  # Contexts for a batch of AttemptFailed, by query
         # The offset of the last AttemptFailed in the batch being handled; -1 if the batch has none.
@@ -924,15 +925,18 @@ class DeciderService(OrderedService):
             metrics.masked.labels(model).inc()
 
     async def _wait_for_executors(self) -> None:
-        """Wait once, briefly, for the first heartbeats; until then all models would look dead."""
+        """Wait for the first heartbeats, soon after the start only; until they come, all models would look dead."""
         if self._beats_awaited:
             return
-        deadline = self.runtime.monotonic() + self.runtime.settings.executor.heartbeat_grace_s
-        while self.runtime.monotonic() < deadline:
-            if set(self.runtime.control.catalogue.model_names) <= self.runtime.control.serving():
+        while missing := set(self.runtime.control.catalogue.model_names) - self.runtime.control.serving():
+            if self.runtime.monotonic() >= self._grace_ends:
+                log.warning("no executor serves %s yet: decided without", ", ".join(sorted(missing)))
                 break
             await self.runtime.sleep(0.1)
         self._beats_awaited = True
+
+    def _grace_from_now(self) -> float:
+        return self.runtime.monotonic() + self.runtime.settings.executor.heartbeat_grace_s
 
     async def _recovered(self) -> None:
         """Rebuild the learner before reading starts, because the log determines where reading continues.
@@ -949,6 +953,7 @@ class DeciderService(OrderedService):
             except PartitionLost:
                 self.pending.recovered(0)
             self.pending.show()
+            self._grace_ends = self._grace_from_now()
 
 
 def _refused(context: QueryContext, at: ConsumerRecord, error: Exception) -> Refusal:

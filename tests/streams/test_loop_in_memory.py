@@ -307,6 +307,19 @@ async def test_batch_waiting_during_a_rebalance_decides_once(in_memory: InMemory
         assert len(cluster.deaths) == 1, "only the kill"
 
 
+async def test_a_first_query_long_after_the_start_waits_for_no_executor(
+    in_memory: InMemory, ask: Ask
+) -> None:
+    settings = in_memory()
+    async with running(settings, seed=3) as cluster:
+        await cluster.stop(worker_of(cluster, "executor"))
+        await asyncio.sleep(settings.executor.heartbeat_grace_s)
+        asked_s = asyncio.get_running_loop().time()
+        send(cluster, ask(1))
+        await cluster.until(lambda: len(read(cluster, cluster.topics.decision, Decision)) == 1)
+        assert asyncio.get_running_loop().time() - asked_s < settings.executor.heartbeat_grace_s / 2
+
+
 async def refolded(cluster: Cluster) -> dict[str, Any]:
     """Return the learner's arrays as a new process reads them from the log."""
     assert any(isinstance(decode_row(*record), ActionRow) for record in learner_log(cluster).items())
