@@ -31,7 +31,15 @@ Verified = Literal["all", "some", "none"]
 has one, or they differ. none: no model has one."""
 
 
-class ScoredAction(Struct, frozen=True, kw_only=True):
+class Predicted(Struct, frozen=True, kw_only=True):
+    """The reward terms predicted for an action, if the policy models them."""
+
+    correct: float
+    score: float
+    log_cost: float
+
+
+class ScoredAction(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One action, with the score used to rank it.
 
     Attributes:
@@ -39,20 +47,14 @@ class ScoredAction(Struct, frozen=True, kw_only=True):
         mean: Predicted reward, θᵀx.
         width: Confidence width α·√(xᵀA⁻¹x), or the policy's equivalent.
         score: Mean plus width, used to rank actions.
+        predicted: Its predicted reward terms, if the policy models them.
     """
 
     action: str
     mean: float
     width: float
     score: float
-
-
-class Predicted(Struct, frozen=True, kw_only=True):
-    """The reward terms predicted for the chosen action, if the policy models them."""
-
-    correct: float
-    score: float
-    log_cost: float
+    predicted: Predicted | None = None
 
 
 class PolicyState(Struct, frozen=True, kw_only=True):

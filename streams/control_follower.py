@@ -106,13 +106,10 @@ def mixed_in_words(catalogue: Catalogue) -> str:
         case "all":
             return ""
         case "some":
-            why = "the models of the catalogue do not all have the same verifier, so that"
+            why = "the models of the catalogue do not all have the same verifier"
         case "none":
-            why = "no model of the catalogue has a verifier, so that"
-    return (
-        f"{why} no score stands in for a correctness that nobody told: of an answer without a reference or feedback, "
-        "the cost alone is learned. Send references or feedback (docs/catalogue.md, Without a verifier)"
-    )
+            why = "no model of the catalogue has a verifier"
+    return f"{why}: from an answer that nobody grades, only its cost is learned. Send references or feedback (docs/catalogue.md, Without a verifier)"
 
 
 def ungraded_in_words(baseline: str) -> str:

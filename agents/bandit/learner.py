@@ -134,8 +134,15 @@ def choice(of: Prediction, version: int) -> Choice:
     """Return the choice made by a prediction, with every term that explains it."""
     i = of.chosen
     order = np.argsort(of.score)[::-1] if len(of.score) <= RUNNERS_UP + 1 else _leaders(of.score)
+    terms = None if of.terms is None else of.terms()
     others = [
-        Candidate(of.action_ids[j], float(of.mean[j]), float(of.width[j]), float(of.score[j]))
+        Candidate(
+            of.action_ids[j],
+            float(of.mean[j]),
+            float(of.width[j]),
+            float(of.score[j]),
+            None if terms is None else (float(terms[j, 0]), float(terms[j, 1]), float(terms[j, 2])),
+        )
         for j in order
         if j != i
     ]

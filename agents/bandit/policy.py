@@ -185,12 +185,16 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One scored action: predicted mean, confidence width α·√(xᵀA⁻¹x), and the score used to rank it."""
+    """One scored action: predicted mean, confidence width α·√(xᵀA⁻¹x), and the score used to rank it.
+
+    `predicted` has (Correct, Score, log C), if the policy models the terms.
+    """
 
     action_id: str
     mean: float
     width: float
     score: float
+    predicted: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,10 +278,6 @@ def build_decision(
     pinned = record.query.pinned is not None
     by_policy = not pinned and choice.reason not in ("warm-up", "control", "baseline", "session")
     rate = price_factors.get(action.model, 1.0)
-    predicted = None
-    if choice.predicted is not None:
-        correct, score, log_cost = choice.predicted
-        predicted = Predicted(correct=correct, score=score, log_cost=log_cost)
     return Decision(
         query=record.query,
         origin=record.origin,
@@ -295,9 +291,15 @@ def build_decision(
         mean=choice.mean if by_policy else None,
         width=choice.width if by_policy else None,
         score=choice.score if by_policy else None,
-        predicted=predicted,
+        predicted=predicted_of(choice.predicted),
         runners_up=tuple(
-            ScoredAction(action=c.action_id, mean=c.mean, width=c.width, score=c.score)
+            ScoredAction(
+                action=c.action_id,
+                mean=c.mean,
+                width=c.width,
+                score=c.score,
+                predicted=predicted_of(c.predicted),
+            )
             for c in choice.runners_up
         ),
         candidates=choice.candidates,
@@ -322,6 +324,11 @@ def build_decision(
         earlier=() if previous is None else previous.earlier,
         features=features,
     )
+
+
+def predicted_of(terms: Sequence[float] | None) -> Predicted | None:
+    """Return predicted reward terms (Correct, Score, log C) as a record has them."""
+    return None if terms is None else Predicted(correct=terms[0], score=terms[1], log_cost=terms[2])
 
 
 def seed_of(seed: int, query: Query, attempt: int = 1) -> int:

@@ -19,7 +19,7 @@ from msgspec import Struct
 from agents.bandit.learner import predictions
 from agents.bandit.policy import ActionVector, Contribution, Drift, Objective, Target
 from agents.decider.decider import Decider
-from agents.decider.decisions import policy_context, resolve_objective
+from agents.decider.decisions import policy_context, predicted_of, resolve_objective
 from agents.decider.eligibility import DecisionEnvironment
 from schemas.chat import Requirement
 from schemas.decision import PolicyState, Predicted
@@ -64,6 +64,7 @@ class Preview(Struct, frozen=True, kw_only=True):
         shortfall: The closest feasible value if the objective's target cannot be met on recent queries: the smallest
             mean cost, or the largest share of the achievable accuracy. None if it can be met.
         policy: Name and version of the policy.
+        prior: Digest of the prior that the learner began from; empty if it began without one.
         catalogue_version: Offset in `control` of the last change to the catalogue.
         masked_models: Models excluded because no executor serves them.
         short_models: Models excluded because their context may be too short for the question and an answer.
@@ -93,6 +94,7 @@ class Preview(Struct, frozen=True, kw_only=True):
     contributions: tuple[Contribution, ...] = ()
     drifted: dict[str, Drift] = {}
     features: tuple[str, ...] = ()
+    prior: str = ""
 
 
 def anonymous(query: Query) -> Query:
@@ -130,7 +132,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
             width=float(of.width[at]),
             score=float(of.score[at]),
             propensity=None if of.probability is None else float(of.probability[at]),
-            predicted=None if terms is None else _predicted(terms[at].tolist()),
+            predicted=predicted_of(None if terms is None else terms[at].tolist()),
         )
         for at, action in enumerate(of.action_ids)
     ]
@@ -155,6 +157,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
         contributions=tuple(policy.explain(context, action)),
         drifted=dict(policy.drifted()),
         features=context.categories,
+        prior=decider.prior,
     )
 
 
@@ -173,8 +176,3 @@ def offering(
     other = replace(decider, policy=copy.deepcopy(decider.policy), actions=dict(decider.actions))
     other.offer(actions, price_factors, baseline, mixed=mixed)
     return other
-
-
-def _predicted(terms: list[float]) -> Predicted:
-    correct, score, log_cost = terms
-    return Predicted(correct=correct, score=score, log_cost=log_cost)

@@ -414,24 +414,29 @@ def _decision(console: Console, decision: Decision) -> None:
         + (f", which {', '.join(decision.unable_models)} lack" if decision.unable_models else "")
         + (f"; the request shows {', '.join(decision.features)}" if decision.features else "")
     )
-    rows = [(str(decision.action), decision.mean, decision.width, decision.score)]
-    rows += [(c.action, c.mean, c.width, c.score) for c in decision.runners_up]
-    table = Table(
-        "action",
-        "mean",
-        "width",
-        "score",
-        title="what was ranked",
-        caption="mean: expected reward under the objective; width: its uncertainty; score: their sum; bold: taken",
-    )
-    for at, (action, *numbers) in enumerate(rows):
-        table.add_row(action, *map(_n, numbers), style=None if at else "bold")
+    unit = UNITS[decision.objective.cost_range.unit]
+    rows = [(str(decision.action), decision.predicted, decision.mean, decision.width, decision.score)]
+    rows += [(c.action, c.predicted, c.mean, c.width, c.score) for c in decision.runners_up]
+    table = Table("action", "right", unit, "mean", "width", "score", title="what was ranked")
+    for at, (action, predicted, *numbers) in enumerate(rows):
+        terms = ("–", "–")
+        if predicted is not None:
+            terms = (
+                f"{min(max(predicted.correct, 0), 1):.1%}",
+                f"{math.exp(min(predicted.log_cost, 700)):.3g}",
+            )
+        table.add_row(
+            f"{action}{' (taken)' * (at == 0)}", *terms, *map(_n, numbers), style=None if at else "bold"
+        )
     console.print(table)
-    if decision.predicted is not None:
-        p = decision.predicted
-        unit = UNITS[decision.objective.cost_range.unit]
+    console.print(
+        f"right and {unit}: as predicted, the cost a typical one; mean: the reward expected under the objective; "
+        "width: its uncertainty; score: their sum, by which actions are ranked"
+    )
+    if decision.objective.price:
         console.print(
-            f"predicted: correct {p.correct:.3f}, score {p.score:.3f}, {math.exp(p.log_cost):.4g} {unit}"
+            f"what is right is worth 1 and a cost of {1 / decision.objective.price:.3g} {unit} takes 1 away, at "
+            "the price that the objective's target has now"
         )
 
 

@@ -1,5 +1,6 @@
 """What every protocol returns besides an answer's text: usage, cost, decision, search, times and headers."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,9 +8,9 @@ from msgspec import structs
 
 from agents.catalogue.cost_model import CostModel, UnpricedAnswer, cost_of, cost_of_cut
 from schemas.answer import Answer
-from schemas.decision import Decision
+from schemas.decision import Decision, Predicted, ScoredAction
 from schemas.forest import Draft
-from schemas.objective import ObjectiveInForce
+from schemas.objective import CostUnit, ObjectiveInForce
 from schemas.reward import Cost, Reward
 from schemas.spent import Spent
 from streams.gateway.errors import for_client, why
@@ -217,7 +218,8 @@ def query_object(timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
             "objective": objective(decision.objective),
             "policy": picked(decision.policy, "name", "version"),
             "features": list(decision.features),
-            "runners_up": [picked(each, "action", "mean", "width", "score") for each in decision.runners_up],
+            "predicted": terms(decision.predicted, decision.objective.cost_range.unit),
+            "runners_up": [_runner_up(each, decision) for each in decision.runners_up],
         }
     if answer is not None:
         found["answer"] = {
@@ -230,6 +232,20 @@ def query_object(timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
     if timeline.reward is not None:
         found["reward"] = reward(timeline.reward)
     return found
+
+
+def _runner_up(each: ScoredAction, decision: Decision) -> dict[str, Any]:
+    predicted = terms(each.predicted, decision.objective.cost_range.unit)
+    return picked(each, "action", "mean", "width", "score") | {"predicted": predicted}
+
+
+def terms(predicted: Predicted | None, unit: CostUnit) -> dict[str, float | None] | None:
+    """Return predicted terms as JSON, with the typical cost under the name of its unit; None if there are none."""
+    if predicted is None:
+        return None
+    # With little data, a regression's prediction may exceed the range of a float.
+    cost = math.exp(predicted.log_cost) if abs(predicted.log_cost) < 700 else None
+    return {**picked(predicted, "correct", "score", "log_cost"), unit: cost}
 
 
 def reward(stage: Reward) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from agents.catalogue.objectives import Objectives
 from agents.decider.preview import Configuration, Preview
 from schemas.answer import Answer, Status
 from schemas.control import ObjectiveEntry
-from schemas.decision import Decision, Predicted
+from schemas.decision import Decision
 from schemas.objective import CostUnit
 from schemas.record import encode
 from schemas.reward import GradeSource
@@ -68,6 +68,7 @@ def preview(found: Preview) -> dict[str, Any]:
         **picked(found, "action", "group", "reason", "shortfall", "seq", "catalogue_version", "served"),
         "objective": answer_details.objective(found.objective),
         "policy": picked(found.policy, "name", "version"),
+        "prior": found.prior,
         "candidates": len(configurations),
         "masked_models": list(found.masked_models),
         "short_models": list(found.short_models),
@@ -83,14 +84,8 @@ def preview(found: Preview) -> dict[str, Any]:
 
 
 def _configuration(each: Configuration, unit: CostUnit) -> dict[str, Any]:
-    predicted = None if each.predicted is None else _predicted(each.predicted, unit)
+    predicted = answer_details.terms(each.predicted, unit)
     return picked(each, "action", "mean", "width", "score", "propensity") | {"predicted": predicted}
-
-
-def _predicted(terms: Predicted, unit: CostUnit) -> dict[str, float | None]:
-    # With little data, a regression's prediction may exceed the range of a float.
-    cost = math.exp(terms.log_cost) if abs(terms.log_cost) < 700 else None
-    return {**picked(terms, "correct", "score", "log_cost"), unit: cost}
 
 
 # `/v1/dead-letters`: for operators only, because dead letters hold every client's data.

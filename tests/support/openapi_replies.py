@@ -14,7 +14,7 @@ from schemas.answer import Answer, Status
 from schemas.chat import Requirement
 from schemas.control import ObjectiveEntry
 from schemas.dead_letter import DeadLetter
-from schemas.decision import Cohort, Decision
+from schemas.decision import Cohort, Decision, ScoredAction
 from schemas.failure import EarlierAttempt
 from schemas.forest import Count, Draft, Unit
 from schemas.objective import CostUnit, ObjectiveInForce, ObjectiveKind
@@ -315,20 +315,22 @@ SCHEMAS.update(
 
 # `/v1/decide` and `/v1/queries`.
 
+_PREDICTED = (
+    dict[str, float | None] | None,
+    "The terms `correct`, `score` and `log_cost`, and as `eflops` or `usd` the typical cost, which `log_cost` stands "
+    "for; null for a policy that models the reward alone.",
+)
+
 SCHEMAS.update(
     ConfigurationPreview=shape(
         "A configuration as the policy sees it for a query.",
         picked(Configuration, "action mean width score propensity"),
-        predicted=(
-            dict[str, float | None] | None,
-            "The terms `correct`, `score` and `log_cost`, and as `eflops` or `usd` the cost that `log_cost` stands "
-            "for; null for a policy that models the reward alone.",
-        ),
+        predicted=_PREDICTED,
     ),
     DecisionPreview=shape(
         "What the policy would choose now, and why.",
         picked(Preview, "action group reason shortfall seq catalogue_version served policy masked_models"),
-        picked(Preview, "short_models unable_models features"),
+        picked(Preview, "short_models unable_models features prior"),
         object=Literal["decision.preview"],
         model=(str, "The model of `action`."),
         objective=ref("Objective"),
@@ -361,10 +363,17 @@ SCHEMAS.update(
             "What queries can be filtered by: `tenant`, `objective`, `model`.",
         ),
     ),
+    RunnerUp=shape(
+        "A configuration that was ranked below the chosen one.",
+        picked(ScoredAction, "action mean width score"),
+        predicted=_PREDICTED,
+    ),
     QueryDecision=shape(
         "What was chosen for a query, and why.",
         picked(Decision, "cohort reason seq mean width candidates propensity price_factor prices policy"),
-        picked(Decision, "features runners_up"),
+        picked(Decision, "features"),
+        predicted=_PREDICTED,
+        runners_up=each("RunnerUp", "The next best configurations."),
         question=str,
         action=(str, _ACTION),
         objective=ref("Objective"),

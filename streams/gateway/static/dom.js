@@ -43,6 +43,8 @@ export function replace(place, children) {
 export const titled = (word) => word[0].toUpperCase() + word.slice(1);
 export const counted = (count, noun, nouns = `${noun}s`) => `${count} ${count === 1 ? noun : nouns}`;
 export const percent = (share) => (share === null || share === undefined ? '–' : `${(100 * share).toFixed(0).replace(/^-(0$)?/, (_, zero) => zero ?? '−')} %`);
+// A regression may predict more than everything, or less than nothing.
+export const predictedShare = (value) => percent(Math.min(1, Math.max(0, value)));
 export const points = (gain) => `${gain < 0 ? '−' : '+'}${Math.abs(100 * gain).toFixed(1)}`;
 
 // The unit of costs, `eflops` or `usd`: one for a whole deployment, as the gateway says.

@@ -1,7 +1,7 @@
 // Inspect: one query's answer, why its configuration was chosen, its search or its attempts, its price, and feedback.
 
 import { get, post } from '/static/api.js';
-import { cost, counts, el, inUnit, percent, svg, table } from '/static/dom.js';
+import { cost, counts, el, inUnit, named, percent, predictedShare, svg, table } from '/static/dom.js';
 import { asked, filters } from '/static/filters.js';
 import { list, right } from '/static/overview.js';
 import { drawTree, legend, listed } from '/static/tree.js';
@@ -58,14 +58,18 @@ function attempts(answer) {
   return table('Attempts', ['Attempt', 'Configuration', 'What became of it', inUnit()], rows);
 }
 
-const REASONS = { policy: 'by the policy', 'warm-up': 'at random, because the policy is still warming up', floor: 'at random, by the exploration floor', pinned: 'because the request asked for it', control: 'because the query is in the control group', baseline: 'as the baseline, because nobody has said of any answer yet whether it is right', session: 'because its conversation keeps it' };
+const REASONS = { policy: 'by the policy', 'warm-up': 'at random, because the policy is still warming up', floor: 'at random, by the exploration floor', pinned: 'because the request asked for it', control: 'because the query is in the control group', baseline: 'as the baseline, because no answer has been graded yet', session: 'because its conversation keeps it' };
 
 function why(decision) {
   const out = decision.candidates > 1 ? ` out of ${decision.candidates} configurations` : '';
   const expected = decision.mean !== null && decision.width !== null ? ` with an expected reward of ${decision.mean.toFixed(3)} ± ${decision.width.toFixed(3)}` : '';
+  const predicted = decision.predicted ? ` ${foreseen(decision.predicted)}` : '';
   const shown = decision.features.length ? ` Besides its text, the request showed ${decision.features.join(', ')}.` : '';
-  return `${decision.action} was chosen${out} ${REASONS[decision.reason] ?? decision.reason}${expected}, for ${purpose(decision.objective)}.${second(decision)}${shown}`;
+  return `${decision.action} was chosen${out} ${REASONS[decision.reason] ?? decision.reason}${expected}, for ${purpose(decision.objective)}.${predicted}${second(decision)}${worth(decision.objective)}${shown}`;
 }
+
+const foreseen = (predicted) => `It was predicted to be right with ${predictedShare(predicted.correct)}, typically at ${cost(predicted[named()])} ${inUnit()}.`;
+const worth = ({ price }) => (price ? ` At the price in force, a right answer is worth ${cost(1 / price)} ${inUnit()}.` : '');
 
 function second({ action, mean, width, runners_up: [next] }) {
   if (!next || next.action === action || mean === null) return '';
@@ -84,8 +88,9 @@ function purpose(objective) {
 
 function runners(decision) {
   if (!decision.runners_up.length) return '';
-  return table('Runners-up', ['Runner-up', 'Expected reward', 'Width', 'Score'],
-    decision.runners_up.map((c) => [c.action, c.mean.toFixed(3), c.width.toFixed(3), c.score.toFixed(3)]));
+  const rows = decision.runners_up.map((c) => [c.action, c.predicted ? predictedShare(c.predicted.correct) : null,
+    c.predicted ? cost(c.predicted[named()]) : null, c.mean.toFixed(3), c.width.toFixed(3), c.score.toFixed(3)]);
+  return table('Runners-up', ['Runner-up', 'Predicted accuracy', `Predicted ${inUnit()}`, 'Expected reward', 'Width', 'Score'], rows);
 }
 
 const billed = ({ usd, usage }) => table('Price', ['Prompt tokens', 'Of them cached', 'Generated tokens', 'USD'],

@@ -2,7 +2,7 @@
 // for it until an alternative is clicked.
 
 import { Refused, post } from '/static/api.js';
-import { cost, counts, el, inUnit, named, percent, replace, table } from '/static/dom.js';
+import { cost, counts, el, inUnit, named, percent, predictedShare, replace, table } from '/static/dom.js';
 
 const PAUSE_MS = 150;
 
@@ -46,10 +46,10 @@ export function preview(body, run) {
 function explain(found) {
   counts(found.objective.unit);
   const { choice, runner_up: second } = found;
-  const learned = found.policy.version > 0;
+  const learned = found.policy.version > 0 || found.prior !== '';
   const said = [el('b', {}, found.action)];
   if (found.reason === 'pinned') said.push(' runs, because you chose it');
-  else if (found.reason === 'baseline') said.push(' runs as the baseline: nobody has said of any answer yet whether it is right, so the policy does not choose. Send references or feedback');
+  else if (found.reason === 'baseline') said.push(' runs as the baseline: no answer has been graded yet, so the policy does not choose. Send references or feedback');
   else if (found.reason === 'warm-up') said.push(` is what the policy would prefer, but it is warming up: any of ${found.candidates} configurations runs, each with the same chance`);
   else said.push(` would run, out of ${found.candidates} configurations`);
   said.push(learned && choice.predicted ? `: ${terms(choice)}.` : '.');
@@ -73,15 +73,21 @@ function noticed(model, { cost, accuracy_seq: since }) {
   return `⚠ ${model}: ${both.join('; ')}.`;
 }
 
-// A regression may predict more than everything, or less than nothing.
-const share = (value) => percent(Math.min(1, Math.max(0, value)));
-const terms = ({ predicted }) => `predicted accuracy ${share(predicted.correct)} at about ${cost(predicted[named()])} ${inUnit()}`;
+const terms = ({ predicted }) => `predicted accuracy ${predictedShare(predicted.correct)} at about ${cost(predicted[named()])} ${inUnit()}`;
 const reward = ({ mean, width }) => `Its expected reward is ${mean.toFixed(3)} ± ${Math.abs(width).toFixed(3)}`;
 
+// The best configuration of each model, and the next ones of the chosen model, because near duplicates say little.
+function alternatives({ configurations: all, action }) {
+  const model = (c) => c.action.split('/')[0];
+  const others = all.filter((c) => c.action !== action), chosen = action.split('/')[0];
+  return others.filter((c, at) => model(c) !== chosen && others.findIndex((each) => model(each) === model(c)) === at)
+    .concat(others.filter((c) => model(c) === chosen).slice(0, 2)).sort((a, b) => b.score - a.score);
+}
+
 function configurations(found, run) {
-  const rows = found.configurations.filter((c) => c.action !== found.action).slice(0, 5).map((c) => [
+  const rows = alternatives(found).map((c) => [
     el('button', { type: 'button', 'aria-label': `Ask ${c.action}`, onclick: () => run(c.action) }, 'Ask'), c.action,
-    c.predicted ? share(c.predicted.correct) : null, c.predicted ? cost(c.predicted[named()]) : null,
+    c.predicted ? predictedShare(c.predicted.correct) : null, c.predicted ? cost(c.predicted[named()]) : null,
     c.mean.toFixed(3), Math.abs(c.width).toFixed(3), c.propensity === null ? null : percent(c.propensity)]);
   return table('Alternatives', ['Ask', 'Configuration', 'Predicted accuracy', `Predicted ${inUnit()}`, 'Expected reward', 'Width', 'Chance'], rows);
 }
