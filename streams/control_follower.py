@@ -109,7 +109,10 @@ def mixed_in_words(catalogue: Catalogue) -> str:
             why = "the models of the catalogue do not all have the same verifier"
         case "none":
             why = "no model of the catalogue has a verifier"
-    return f"{why}: from an answer that nobody grades, only its cost is learned. Send references or feedback (docs/catalogue.md, Without a verifier)"
+    return (
+        f"{why}: from an answer that nobody grades, only its cost is learned. Send references or feedback "
+        "(docs/catalogue.md, Without a verifier)"
+    )
 
 
 def ungraded_in_words(baseline: str) -> str:
