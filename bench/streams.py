@@ -115,7 +115,7 @@ def running(
         recorded="" if recorded is None else str(file),
     )
     kafka_admin.create(settings, Topics(settings).declared(catalogue.groups))
-    commands = {
+    commands: dict[str, Sequence[str]] = {
         name: [*argv, "--metrics-port", str(ports(name))]
         for name, argv in service_commands(catalogue.groups, optional=optional).items()
     }
