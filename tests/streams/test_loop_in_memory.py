@@ -307,9 +307,7 @@ async def test_batch_waiting_during_a_rebalance_decides_once(in_memory: InMemory
         assert len(cluster.deaths) == 1, "only the kill"
 
 
-async def test_a_first_query_long_after_the_start_waits_for_no_executor(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_a_late_first_query_waits_for_no_executor(in_memory: InMemory, ask: Ask) -> None:
     settings = in_memory()
     async with running(settings, seed=3) as cluster:
         await cluster.stop(worker_of(cluster, "executor"))
