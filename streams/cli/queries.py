@@ -399,7 +399,7 @@ def _decision(console: Console, decision: Decision) -> None:
     console.print(
         f"\nDecision {decision.seq}: {decision.action}, by {decision.reason}{f' ({why})' if why else ''}, "
         f"policy {decision.policy.name} "
-        f"after {decision.policy.version} rewards, {decision.candidates} candidates, "
+        f"after {decision.policy.version} rewards, {counted(decision.candidates, 'candidate')}, "
         f"propensity {_n(decision.propensity)}"
     )
     console.print(
@@ -475,7 +475,7 @@ def _search(console: Console, answer: Answer, drafts: bool) -> None:
         f"{counted(answer.generated_tokens, 'token')}, path score {_n(answer.score)}"
     )
     if answer.limits is not None and not answer.limits.verified:
-        console.print(UNSCORED)
+        console.print(UNSCORED if len(answer.trace) > 1 else "no verifier scored this answer")
     if answer.error:
         console.print(f"error: {answer.error}")
     try:
