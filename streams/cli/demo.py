@@ -161,7 +161,9 @@ def show_demo(summary: Mapping[str, Any], console: Console) -> None:
     if said := facts_told(summary["facts"]):
         console.print(said)
     for each in summary["changes"]:
-        console.print(told(msgspec.convert(each, Change)))
+        console.print(told(change := msgspec.convert(each, Change)))
+        for note in change.notes:
+            console.print(f"  {note}")
     table = Table("", "", show_header=False)
     for name in _SHOWN:
         value = summary[name]

@@ -81,6 +81,9 @@ def main(files: tuple[Path, ...], to: Path | None) -> None:
         click.echo(said)
     for change in found["changes"]:
         click.echo(line(change))
+        for seed, notes in zip(found["seeds"], change["notes"], strict=True):
+            for note in notes:
+                click.echo(f"  seed {seed}: {note}")
         if change["comparison"] is not None:
             click.echo(f"  after it: {sentence(change['comparison'])}")
     if to is not None:
