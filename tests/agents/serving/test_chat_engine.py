@@ -45,9 +45,14 @@ async def _slept(_: float) -> None:
 
 
 def ask(
-    upstream: Upstream, n: int = 1, key: str = "", prefix: Prefix = ASKED, **endpoint: Any
+    upstream: Upstream,
+    n: int = 1,
+    key: str = "",
+    prefix: Prefix = ASKED,
+    usual: str = "",
+    **endpoint: Any,
 ) -> list[Drafted]:
-    """Ask for n answers, one subtree each, as the executor does."""
+    """Ask for n answers, one subtree each, as the executor does; `usual` is the deployment's instruction."""
 
     async def asked() -> list[Drafted]:
         entry = Endpoint(
@@ -61,7 +66,7 @@ def ask(
             read_timeout_s=entry.timeout_s,
             retries=retries,
         )
-        engine = ChatEngine(JsonServer(settings, sleep=_slept), "m", entry)
+        engine = ChatEngine(JsonServer(settings, sleep=_slept), "m", entry, instruction=usual)
         try:
             return await engine.generate("q/1", [prefix] * n, 1, list(range(n)), SAMPLING)
         finally:
@@ -264,3 +269,14 @@ def test_reply_without_a_count_of_its_prompt_is_not_billed(upstream: Upstream) -
     with pytest.raises(EngineReplyError) as raised:
         ask(upstream)
     assert raised.value.billed is None, "a cost of 0 has no logarithm"
+
+
+def test_an_entry_s_instruction_precedes_the_deployment_s(upstream: Upstream) -> None:
+    told = Prefix(messages=(Message(role="system", content="Rhyme."), *ASKED.messages))
+    ask(upstream, usual="Reason.")
+    ask(upstream, usual="Reason.", instruction="Be brief.")
+    ask(upstream, prefix=told, instruction="Be brief.")
+    first = [each["messages"][0] for each in upstream.requests]
+    assert [(each["role"], each["content"]) for each in first] == [
+        ("system", "Reason."), ("system", "Be brief."), ("system", "Rhyme."),
+    ]  # fmt: skip
