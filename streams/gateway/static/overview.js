@@ -44,7 +44,8 @@ function lead(found, again) {
   if (!queries && !found.models.some((model) => model.state === 'ready')) return [next('No model is ready yet.', 'Loading them takes up to a minute after a start, and questions wait for them. If it takes longer, the log of the services says why.')];
   if (!queries) return [next('Nothing has been asked yet.', el('a', { href: '#ask' }, 'Ask a question'), ' here, or send one from a program to ', el('code', {}, `${location.origin}/v1/chat/completions`), ', with the model ', el('code', {}, 'auto'), '.')];
   if (pinned === queries) return [next('Every query named its configuration, so nothing was chosen.', 'Send the model ', el('code', {}, 'auto'), '.')];
-  const arms = el('div', { class: 'tiles' }, arm('The policy', policy), control.queries ? arm('The baseline', control) : null);
+  const arms = el('div', {}, el('div', { class: 'tiles' }, arm('The policy', policy), control.queries ? arm('The baseline', control) : null),
+    pinned ? el('p', { class: 'quiet' }, `${counted(pinned, 'query', 'queries')} more named ${pinned === 1 ? 'its' : 'their'} configuration, so nothing was chosen.`) : null);
   if (!policy.accuracy) return [next('No answer has been graded yet, so the policy learns only what answers cost.', 'Send the right answer along as ', el('code', {}, 'uniscale.reference'), ', or judge answers: ', el('a', { href: '#inspect' }, 'open one'), ' and press Right or Wrong.'), arms];
   if (!control.queries) {
     const dearest = found.choices.reduce((most, each) => ((each.cost?.mean ?? 0) > (most.cost?.mean ?? 0) ? each : most));
