@@ -68,7 +68,7 @@ function why(decision) {
   return `${decision.action} was chosen${out} ${REASONS[decision.reason] ?? decision.reason}${expected}, for ${purpose(decision.objective)}.${predicted}${second(decision)}${worth(decision.objective)}${shown}`;
 }
 
-const foreseen = (predicted) => `It was predicted to be right with ${predictedShare(predicted.correct)}, typically at ${cost(predicted[named()])} ${inUnit()}.`;
+const foreseen = (predicted) => `Its predicted accuracy was ${predictedShare(predicted.correct)}, typically at ${cost(predicted[named()])} ${inUnit()}.`;
 const worth = ({ price }) => (price ? ` At the price in force, a right answer is worth ${cost(1 / price)} ${inUnit()}.` : '');
 
 function second({ action, mean, width, runners_up: [next] }) {

@@ -45,7 +45,7 @@ function lead(found, again) {
   if (!queries) return [next('Nothing has been asked yet.', el('a', { href: '#ask' }, 'Ask a question'), ' here, or send one from a program to ', el('code', {}, `${location.origin}/v1/chat/completions`), ', with the model ', el('code', {}, 'auto'), '.')];
   if (pinned === queries) return [next('Every query named its configuration, so nothing was chosen.', 'Send the model ', el('code', {}, 'auto'), '.')];
   const arms = el('div', {}, el('div', { class: 'tiles' }, arm('The policy', policy), control.queries ? arm('The baseline', control) : null),
-    pinned ? el('p', { class: 'quiet' }, `${counted(pinned, 'query', 'queries')} more named ${pinned === 1 ? 'its' : 'their'} configuration, so nothing was chosen.`) : null);
+    pinned ? el('p', { class: 'quiet' }, `${counted(pinned, 'query', 'queries')} not counted here: ${pinned === 1 ? 'it' : 'they'} named ${pinned === 1 ? 'its' : 'their'} own configuration.`) : null);
   if (!policy.accuracy) return [next('No answer has been graded yet, so the policy learns only what answers cost.', 'Send the right answer along as ', el('code', {}, 'uniscale.reference'), ', or judge answers: ', el('a', { href: '#inspect' }, 'open one'), ' and press Right or Wrong.'), arms];
   if (!control.queries) {
     const dearest = found.choices.reduce((most, each) => ((each.cost?.mean ?? 0) > (most.cost?.mean ?? 0) ? each : most));
@@ -53,13 +53,13 @@ function lead(found, again) {
       el('code', {}, `UNISCALE_POLICY_OPTIONS='{"control_share": 0.05, "control_action": "${dearest.action}"}'`)), arms];
   }
   const { cost_ratio: ratio, accuracy_difference: gain } = uplift;
-  if (!ratio || !gain) return [next(`Too few outcomes yet to compare with ${uplift.control}.`, 'It takes twenty of each with a known cost, and some that were judged.'), arms];
+  if (!ratio || !gain) return [next(`Too few outcomes yet to compare with ${uplift.control}.`, 'Each side needs twenty with a known cost, and some that were judged.'), arms];
   const low = ratio.high === null ? null : 1 - ratio.high, high = 1 - ratio.low, saved = 1 - ratio.mean;
   return [el('div', { class: 'lead' },
     el('p', {}, el('b', {}, percent(Math.abs(saved))), ` ${saved < 0 ? 'more spent' : 'of the cost saved'} against ${uplift.control}`, el('span', {}, low === null ? `95 % interval: at most ${percent(high)} saved` : `95 % interval: ${percent(low)} to ${percent(high)} saved`)),
     el('p', {}, el('b', {}, points(gain.mean)), ' points of accuracy against the same', el('span', {}, `95 % interval: ${points(gain.low)} to ${points(gain.high)}`))),
   low === null || (low < 0 && high > 0) ? el('p', { class: 'warn' }, 'The interval of the saving includes 0, so the saving is not certain yet.') : null,
-  uplift.moves ? el('p', { class: 'warn' }, `Only the latest ${queries} queries count, so each interval holds for one look, not for all of them.`) : null,
+  uplift.moves ? el('p', { class: 'warn' }, `Only the latest ${queries} queries count, so an interval is valid for one look, not for repeated ones.`) : null,
   arms];
 }
 

@@ -56,7 +56,7 @@ function explain(found) {
   if (!learned) said.push(' Nothing is learned yet.');
   else if (found.reason !== 'pinned') said.push(` ${reward(choice)}.`);
   if (learned && second) said.push(` The runner-up is ${second.action}${second.predicted ? `: ${terms(second)}` : ''}; it ranks ${(choice.score - second.score).toPrecision(2)} lower.`);
-  if (found.reason === 'policy' && choice.propensity !== null && choice.propensity < 0.995) said.push(` With a chance of ${percent(1 - choice.propensity)} another one runs, to explore or as the control group.`);
+  if (found.reason === 'policy' && choice.propensity !== null && choice.propensity < 0.995) said.push(` In ${percent(1 - choice.propensity)} of cases another one runs, to explore or as the control group.`);
   if (found.shortfall !== null && found.objective.mean_cost) said.push(` The target of ${cost(found.objective.mean_cost)} ${inUnit()} a query cannot be met: recent queries cost ${cost(found.shortfall)} at least.`);
   else if (found.shortfall !== null) said.push(` The target of ${percent(found.objective.accuracy)} of the accuracy within reach cannot be met: ${percent(found.shortfall)} can be had on recent queries.`);
   if (found.features.length) said.push(` Besides its text, the request shows ${found.features.join(', ')}.`);
