@@ -137,7 +137,7 @@ def of_mixed(tables: Mapping[str, Any]) -> Iterator[str]:
         for row in (tables["families"]["by_price"][at] for at in (6, 4))
     )
     yield f"At {less:.2f} of the best configuration's cost {some:.0f} % of the answers are right, at {more:.2f} times"
-    yield f"times {most:.0f} %, where the best configuration gets {100 * best['its_accuracy']:.0f} %."
+    yield f"times, {most:.0f} %; that configuration gets {100 * best['its_accuracy']:.0f} %."
 
 
 def test_readme_and_benchmarks_say_what_the_demo_came_to() -> None:
