@@ -207,9 +207,6 @@ FIXES = {
         {"unsent = decider.failure_offset > self.retried_offset": "unsent = False"},
         (7101017,),
     ),
-    "a snapshot of rows that went with the partition ends no worker": Fix(
-        LearnerLog, "_write", {"except CorruptState:": "except ():"}, (1103765,)
-    ),
 }
 
 

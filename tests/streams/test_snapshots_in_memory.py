@@ -18,6 +18,7 @@ from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Feedback, Reward
 from streams.log.memory import Effect, MemoryBroker
+from streams.runtime.errors import PartitionLost
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
@@ -263,3 +264,28 @@ async def test_newest_snapshot_metric_survives_a_restart(in_memory: InMemory, qu
         )
         assert written, "seconds since 1970 would be an alarm"
     await cluster.close()
+
+
+async def test_a_partition_lost_while_a_snapshot_is_made_ends_no_worker(
+    in_memory: InMemory, queries: list[Query], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows have gone with it, so the snapshot cannot be made, but nothing is corrupt."""
+    async with running(in_memory(snapshot_every=0), seed=3) as cluster:
+        await cluster.stop(worker_of(cluster, "executor"))
+        send(cluster, *queries[:4])
+        await cluster.until(lambda: len(read(cluster, cluster.topics.decision, Decision)) == 4)
+        worker = worker_of(cluster, "decider")
+        log, decider = worker.built.learner.log, decider_of(cluster)
+        await log._write(
+            decider
+        )  # its open decisions are in a snapshot now, and their rows still in the table
+        (table,) = worker.tables
+
+        async def lost(work: Callable[[], Any]) -> Any:
+            table._rows.clear()
+            worker.epoch += 1
+            return work()
+
+        monkeypatch.setattr(worker, "in_thread", lost)
+        with pytest.raises(PartitionLost):
+            await log._write(decider)
