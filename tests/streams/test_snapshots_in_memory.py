@@ -266,7 +266,7 @@ async def test_newest_snapshot_metric_survives_a_restart(in_memory: InMemory, qu
     await cluster.close()
 
 
-async def test_a_partition_lost_while_a_snapshot_is_made_ends_no_worker(
+async def test_a_partition_lost_amid_a_snapshot_ends_no_worker(
     in_memory: InMemory, queries: list[Query], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows have gone with it, so the snapshot cannot be made, but nothing is corrupt."""
