@@ -435,8 +435,7 @@ def _decision(console: Console, decision: Decision) -> None:
     )
     if decision.objective.price:
         console.print(
-            f"what is right is worth 1 and a cost of {1 / decision.objective.price:.3g} {unit} takes 1 away, at "
-            "the price that the objective's target has now"
+            f"at the price in force, a right answer is worth {1 / decision.objective.price:.3g} {unit}"
         )
 
 
