@@ -14,7 +14,15 @@ from schemas.errors import UniscaleError
 from schemas.query import Origin, Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, GradeSource, Reward
-from streams.client.events import EventFollower, Kind, event_of, executor_groups, kind_of, read_timelines
+from streams.client.events import (
+    EventFollower,
+    Kind,
+    concerns,
+    event_of,
+    executor_groups,
+    kind_of,
+    read_timelines,
+)
 from streams.client.questions import query_from
 from streams.client.replay import Replay, SendSchedule
 from streams.log import kafka_clients
@@ -388,8 +396,7 @@ class Client:
         """Return whether a Query of this id is on record; reads the `query` topic, at most to its end."""
         sought = query_id.encode()
         with BlockingLog(self.settings) as log, closing(log.read([self.topics.query])) as records:
-            # The key alone does not tell: a client may send a Query under any key.
-            return any(record.key == sought or sought in (record.value or b"") for record in records)
+            return any(concerns(self.topics, record, sought) for record in records)
 
     def explain(self, query_id: str) -> Timeline:
         """Return everything on record about one query, from the Query to its Reward.

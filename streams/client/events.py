@@ -250,7 +250,7 @@ class Timelines:
 
     def add(self, topics: Topics, raw: ConsumerRecord, about: str | None = None) -> None:
         """Add one raw record from any topic; with `about`, only if it concerns that query."""
-        if about is not None and not _concerns(topics, raw, about.encode()):
+        if about is not None and not concerns(topics, raw, about.encode()):
             return
         try:
             event = event_of(topics, raw)
@@ -297,7 +297,7 @@ def executor_groups(settings: Settings) -> list[str]:
         return sorted(name.removeprefix(start) for name in log.topics() if name.startswith(start))
 
 
-def _concerns(topics: Topics, raw: ConsumerRecord, query_id: bytes) -> bool:
+def concerns(topics: Topics, raw: ConsumerRecord, query_id: bytes) -> bool:
     """Return whether a record may concern a query, by its key or, on topics with other keys, by its value.
 
     A client may send a Query under any key.
