@@ -1,7 +1,7 @@
 """The policies being compared: the paper's in faithful form, its ablations, our own, and simple baselines."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,10 +60,16 @@ class Coordinates(LinUCB):
         )
         super().__init__(FeatureMap(sizes), LinUCBSettings(alpha=alpha), name="coordinates")
 
-    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
+    def offer(
+        self,
+        actions: Sequence[ActionVector],
+        price_factors: Mapping[str, Rate] = UNPRICED,
+        newcomers: Iterable[str] = (),
+    ) -> None:
         """Make these actions available, with their coordinates appended to their embeddings."""
         longer = [np.concatenate([a.embedding, SHARE * self._plain[a.action_id]]) for a in actions]
-        super().offer([replace(a, embedding=e) for a, e in zip(actions, longer, strict=True)], price_factors)
+        renewed = [replace(a, embedding=e) for a, e in zip(actions, longer, strict=True)]
+        super().offer(renewed, price_factors, newcomers)
 
 
 COORDINATES, SHARE = 7, 0.5  # number of coordinates, and their weight relative to a unit embedding

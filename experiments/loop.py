@@ -359,7 +359,8 @@ def _offer(
     policy: Policy, world: BanditWorld, before: tuple[int, ...], now: tuple[int, ...]
 ) -> tuple[int, ...]:
     if now != before:
-        policy.offer([world.vectors[i] for i in now])
+        added = {world.vectors[i].model for i in now} - {world.vectors[i].model for i in before}
+        policy.offer([world.vectors[i] for i in now], newcomers=policy.untried(added))
     return now
 
 

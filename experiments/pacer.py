@@ -228,7 +228,8 @@ def _changed(
         odds = np.exp(TILT * (hard - hard.mean()) / max(float(hard.std()), 1e-12))
         chances = odds / odds.sum()
     dearer = {of[i]: float(price[i]) for i in arms if price[i] != 1.0}
-    policy.offer([world.vectors[i] for i in sorted(arms)], dearer)
+    added = policy.untried({of[i] for i in arms - before.arms})
+    policy.offer([world.vectors[i] for i in sorted(arms)], dearer, added)
     return Market(arms, price, length, np.asarray(chances))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
@@ -542,7 +542,7 @@ def _unpriced(o: Observation) -> tuple[float, ...]:
 # - Optimism is priced: let w = α·σ√(xᵀA⁻¹x) be an action's confidence width, and e its extra cost over the best
 #   predicted action, times the current λ. The width becomes w² / (w + e), so very expensive actions are explored less.
 # - Models with hardly any outcomes are tried: each gets 1 / (number of models) of the queries. At the start, these
-#   shares add up to all queries.
+#   shares add up to all queries. A model that joins others that have outcomes also gets more optimism at first.
 # - A prior learned from a history (`prior`) is a complete initial state. Without one, the policy is refitted to its own
 #   first outcomes each time their number has doubled (`RefitSchedule`).
 # - The pacer (`pacing`) determines λ for objectives with a mean-cost or accuracy target.
@@ -552,6 +552,15 @@ TINY: Final = 1e-12
 
 FIRST: Final = 2
 """A model with fewer outcomes than this is tried in order to learn about it."""
+
+OPTIMISM: Final = 4.0
+"""Factor of `alpha` for a model that joins others that have outcomes, until it is familiar.
+
+What is predicted of it rests on theirs, so it may look worse than it is, and would then hardly ever be chosen again.
+"""
+
+FAMILIAR: Final = 80
+"""Number of outcomes from which on such a model is familiar; chosen with the factor (`experiments/CRITERIA.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,6 +597,7 @@ class Contextual(Learner):
         self.estimates = Estimates(features)
         self.pacer: Pacer = Pacer(self._forecast, reachable=self.settings.accuracy_of == "reachable")
         self.refits: RefitSchedule = RefitSchedule(self.settings.refits)
+        self.newcomers: set[str] = set()
 
     @property
     def graded(self) -> bool:
@@ -598,9 +608,19 @@ class Contextual(Learner):
         """Append the new features' columns."""
         self.estimates.arrange()
 
-    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Set the available actions and their prices, starting with the next decision."""
+    def untried(self, models: Iterable[str]) -> set[str]:
+        """Return the models without outcomes, if there are outcomes of others."""
+        return {name for name in models if self.estimates.any() and not self.estimates.tried.get(name)}
+
+    def offer(
+        self,
+        actions: Sequence[ActionVector],
+        price_factors: Mapping[str, Rate] = UNPRICED,
+        newcomers: Iterable[str] = (),
+    ) -> None:
+        """Set the available actions and their prices, starting with the next decision; add to the newcomers."""
         super().offer(actions, price_factors)
+        self.newcomers.update(newcomers)
         self.estimates.reprice(price_factors)
         self.pacer.factors = self.estimates.price_factors
 
@@ -620,7 +640,7 @@ class Contextual(Learner):
         keep = d.choosable(context.query_id, context.allowed)
         z = d.short(query, context.categories)
         terms = self.estimates.predicted(z)[keep]
-        width = self.settings.alpha * self.estimates.right.widths(z, d.sides[keep])
+        width = self._alpha(keep) * self.estimates.right.widths(z, d.sides[keep])
         mean = terms[:, :COST] @ objective.coefficients - objective.shadow_price * terms[:, COST]
         # An action's extra cost over the best predicted action is the price of exploring it, and reduces its width.
         extra = objective.shadow_price * np.maximum(terms[:, COST] - terms[int(mean.argmax()), COST], 0.0)
@@ -633,6 +653,14 @@ class Contextual(Learner):
         made = self._tried(made, keep, most > mean[made.chosen], seed)
         correct, score, log_cost = terms[made.chosen, :ONE].tolist()
         return replace(made, predicted=(correct, score, log_cost), terms=lambda: terms[:, :ONE])
+
+    def _alpha(self, keep: np.ndarray) -> float | Vector:
+        """Return the exploration factor of each of these actions, shape (n,), or of all of them."""
+        models, tried = self.features.models, self.estimates.tried
+        new = {name for name in self.newcomers if tried.get(name, 0) < FAMILIAR}
+        if not new:
+            return self.settings.alpha
+        return self.settings.alpha * np.where([models[at] in new for at in keep], OPTIMISM, 1.0)
 
     def _tried(self, of: Prediction, keep: np.ndarray, worth: np.ndarray, seed: int) -> Prediction:
         """Return the prediction. While some models remain to be tried, its model may be drawn at random instead.
@@ -835,11 +863,15 @@ class Contextual(Learner):
         learned, arrays = self.estimates.snapshot()
         ahead, outcomes = self.refits.snapshot()
         accounts, windows = self.pacer.snapshot()
-        return {"estimates": learned} | accounts | ahead, arrays | windows | outcomes
+        meta = {"estimates": learned} | accounts | ahead
+        if self.newcomers:  # states saved by earlier releases have no "newcomers"
+            meta["newcomers"] = sorted(self.newcomers)
+        return meta, arrays | windows | outcomes
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore what `saved` returned."""
         self.estimates.restore(meta["estimates"], arrays)
+        self.newcomers = set(meta.get("newcomers", ()))
         self.pacer.factors = self.estimates.price_factors
         self.pacer.restore(meta, arrays)
         self.refits.restore(meta, arrays)

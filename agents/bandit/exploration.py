@@ -9,7 +9,7 @@ measured continuously.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -141,9 +141,18 @@ class Explored:
         """Return whether the inner policy has learned the correctness of any answer."""
         return self.inner.graded
 
-    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Forward the actions and price factors to the inner policy."""
-        self.inner.offer(actions, price_factors)
+    def untried(self, models: Iterable[str]) -> set[str]:
+        """Return the inner policy's untried models."""
+        return self.inner.untried(models)
+
+    def offer(
+        self,
+        actions: Sequence[ActionVector],
+        price_factors: Mapping[str, Rate] = UNPRICED,
+        newcomers: Iterable[str] = (),
+    ) -> None:
+        """Forward the actions, price factors and newcomers to the inner policy."""
+        self.inner.offer(actions, price_factors, newcomers)
 
     def distrust_scores(self, seq: int) -> None:
         """Forward to the inner policy."""

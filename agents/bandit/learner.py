@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby, zip_longest
 from operator import attrgetter
@@ -379,7 +379,16 @@ class Learner:
         """Return the number of rewards and corrections applied."""
         return self._updates + self._corrections
 
-    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
+    def untried(self, models: Iterable[str]) -> set[str]:
+        """Return an empty set: the policy does not try models on purpose."""
+        return set()
+
+    def offer(
+        self,
+        actions: Sequence[ActionVector],
+        price_factors: Mapping[str, Rate] = UNPRICED,
+        newcomers: Iterable[str] = (),
+    ) -> None:
         """Set the available actions from now on, replacing the previous set.
 
         Learned costs include each action's price factor. Everything learned from removed actions is kept, and their

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal, Protocol, runtime_checkable
@@ -482,7 +482,16 @@ class Policy(Protocol):
         """Return whether any answer's correctness is known, from an outcome or a prior. Failures do not count."""
         ...
 
-    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
+    def untried(self, models: Iterable[str]) -> set[str]:
+        """Return those of these models that nothing is known of, if something is known of others."""
+        ...
+
+    def offer(
+        self,
+        actions: Sequence[ActionVector],
+        price_factors: Mapping[str, Rate] = UNPRICED,
+        newcomers: Iterable[str] = (),
+    ) -> None:
         """Set the available actions from now on. Outstanding rewards for removed actions are still learned.
 
         Args:
@@ -490,6 +499,8 @@ class Policy(Protocol):
             price_factors: Price of an eFLOP on each model, 1 for models not listed, or, if costs are in USD, the
                 model's token prices. A policy that learns costs without prices applies them when it decides; any other
                 policy has to learn new prices from rewards.
+            newcomers: Models added by this offer that are `untried`. They get more optimism than models that are
+                offered while nothing is known of any.
         """
         ...
 

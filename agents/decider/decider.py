@@ -153,6 +153,7 @@ class Decider:
             self.actions[known.action] = known
             rows.append((known.key, encode_row(known)))
         wanted = tuple(dict.fromkeys(a.action_id for a in actions))
+        added = {a.model for a in actions} - {self.actions[action_id].model for action_id in self.offered}
         row = OfferRow(
             seq=self.seq,
             actions=wanted,
@@ -161,6 +162,7 @@ class Decider:
             baseline=baseline,
             mixed=mixed,
             mixed_seq=self.seq if mixed and not self.mixed else self.mixed_seq,
+            newcomers=tuple(sorted(self.policy.untried(added))),
         )
         offer(self.policy, row, self.actions)
         before = (self.offered, self.price_factors, self.baseline, self.mixed)

@@ -36,7 +36,7 @@ def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> No
         row: The offer.
         actions: Every action ever added, keyed by id.
     """
-    policy.offer([actions[action_id].vector() for action_id in row.actions], row.price_factors)
+    policy.offer([actions[action_id].vector() for action_id in row.actions], row.price_factors, row.newcomers)
     if row.mixed_seq >= 0:
         policy.distrust_scores(row.mixed_seq)
 

@@ -130,6 +130,7 @@ class OfferRow(
         mixed: Whether no one verifier scores all models, so that no score replaces an unknown correctness.
         mixed_seq: Sequence number at which the catalogue last became mixed; -1 if it never did. From there on, the
             policy trusts what it learned from such scores less.
+        newcomers: Models that this offer adds, of which nothing was known although something was known of others.
     """
 
     seq: int
@@ -139,6 +140,7 @@ class OfferRow(
     baseline: str = ""
     mixed: bool = False
     mixed_seq: int = -1
+    newcomers: tuple[str, ...] = ()
 
     @property
     def key(self) -> bytes:

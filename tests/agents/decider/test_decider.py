@@ -28,7 +28,7 @@ from agents.catalogue.models import ActionError, Catalogue, Model, Sampling
 from agents.decider.decisions import DecisionResult
 from agents.decider.rewards import RewardRules
 from agents.decider.rows import OfferRow, Row, decode_row, without_question
-from agents.decider.verify import mismatches
+from agents.decider.verify import load_replay, mismatches
 from schemas.action import Action
 from schemas.chat import Capability, ChatOptions
 from schemas.decision import Decision
@@ -178,6 +178,27 @@ def test_recovery_and_replay_agree_once_mixed(shard: Shard) -> None:
     assert [row.mixed for row in offers] == [False, True, False, False]
     first, _, last = [row.seq for row in offers[1:]]
     assert [row.mixed_seq for row in offers] == [-1, first, first, last]
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_model_that_joins_is_on_record_as_one(snapshot: bool) -> None:
+    shard = Shard(MAKERS["contextual"], models=2)
+    live(shard, 3)
+    names = shard.catalogue.model_names[:3]
+    shard.use(ActionSpace((*shard.space, Action(model=names[2], qp=1, cp=1, bs=1))))
+    live(shard, 3)
+    shard.reprice(2.0)
+    if snapshot:
+        shard.apply(shard.snapshot())
+    before = shard.decider
+    shard.crash()
+    shard.same_as(before)
+    assert before.policy.state() == shard.decider.policy.state()
+    policy = shard.policy()
+    rows, after = load_replay(policy, shard.table)
+    assert list(mismatches(policy, rows, seed=7, after=after)) == []
+    offers = sorted((row for row in rows if isinstance(row, OfferRow)), key=lambda row: row.seq)
+    assert [row.newcomers for row in offers] == [(), (names[2],), ()]
 
 
 def test_snapshot_knows_that_scores_were_distrusted() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from agents.bandit.contextual import COST, Contextual, ContextualSettings
+from agents.bandit.contextual import COST, FAMILIAR, OPTIMISM, Contextual, ContextualSettings
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
@@ -322,12 +323,28 @@ def test_cold_start_tries_each_models_cheapest_action_equally() -> None:
         assert told["small/1/1/1"] == pytest.approx(1 / 3)
 
 
-def test_new_model_is_tried_until_it_has_outcomes() -> None:
+def joined() -> tuple[Contextual, Traffic]:
+    """Return a policy that has learned of three models and is offered a fourth, and its traffic."""
     policy, traffic = contextual(), Traffic()
+    assert policy.untried({"small", "new"}) == set(), "nothing is known of any"
     policy.offer(actions())
     teach(policy, traffic, 90, in_turn=True)
     assert {each.reason for each in policy.predict(questions(traffic, 50), [PLAIN] * 50, 1)} == {"policy"}
-    policy.offer([*actions(), *(ActionVector(f"new/{qp}/1/1", "new", np.ones(4), 3e7) for qp in (4, 1))])
+    newcomers = policy.untried({"small", "new"})
+    assert newcomers == {"new"}
+    added = [ActionVector(f"new/{qp}/1/1", "new", np.ones(4), 3e7) for qp in (4, 1)]
+    policy.offer([*actions(), *added], newcomers=newcomers)
+    return policy, traffic
+
+
+def tries(policy: Contextual, contexts: Sequence[Context]) -> bool:
+    """Return whether some of the queries go to a model only in order to learn about it."""
+    found = policy.predict(contexts, [PLAIN] * len(contexts), 1)
+    return "warm-up" in {each.reason for each in found}
+
+
+def test_new_model_is_tried_until_it_has_outcomes() -> None:
+    policy, traffic = joined()
     contexts = questions(traffic, 1200)
     scored = policy.predict(contexts, [PLAIN] * 1200, 1)
     tried = [each.action_ids[each.chosen] == "new/1/1/1" for each in scored]
@@ -344,8 +361,31 @@ def test_new_model_is_tried_until_it_has_outcomes() -> None:
         assert np.mean([f.action_ids[f.chosen].startswith("new") for f in found]) == expected
     for at in range(2):
         learn(policy, questions(traffic, 1)[0], "new/1/1/1", (1.0, 24.0))
-        reasons = {each.reason for each in policy.predict(contexts[:200], [PLAIN] * 200, 1)}
-        assert ("warm-up" in reasons) == (at == 0)
+        assert tries(policy, contexts[:200]) == (at == 0)
+
+
+def test_newcomer_gets_more_optimism_until_it_is_familiar() -> None:
+    policy, traffic = joined()
+    (context,) = questions(traffic, 1)
+
+    def widths() -> dict[str, float]:
+        (of,) = policy.predict([context], [PLAIN], 1)
+        assert of.width is not None
+        return dict(zip(of.action_ids, of.width.tolist(), strict=True))
+
+    for at in range(FAMILIAR + 1):
+        if at == FAMILIAR // 2:
+            restored = contextual()
+            restored.load(policy.state())
+            policy = restored
+        found, newcomers = widths(), policy.newcomers
+        policy.newcomers = set()
+        plain = widths()
+        policy.newcomers = newcomers
+        for action, width in found.items():
+            factor = OPTIMISM if action.startswith("new/") and at < FAMILIAR else 1.0
+            assert width == pytest.approx(factor * plain[action])
+        learn(policy, questions(traffic, 1)[0], "new/1/1/1", (1.0, 24.0))
 
 
 def test_a_good_model_that_joins_gets_its_share() -> None:
