@@ -42,7 +42,10 @@ def outcomes_of(path: Path, catalogue: str) -> dict[str, dict[str, Outcome]]:
     "-o", "--out", default=FILE, type=click.Path(path_type=Path), help="Where to write the outcomes."
 )
 def main(summary: Path, out: Path) -> None:
-    """Record the baselines of a run, given its summary.json. Of a text that was asked twice, one outcome is kept."""
+    """Record the baselines of a run, given its summary.json, in which each ran on every question.
+
+    Of a text that was asked twice, one outcome is kept.
+    """
     run = orjson.loads(summary.read_bytes())
     about = {name: run[name] for name in ("catalogue", "questions", "seed", "unit", "engine", "commit")}
     found: dict[str, dict[str, Outcome]] = {}
@@ -50,6 +53,12 @@ def main(summary: Path, out: Path) -> None:
         for pair in each["pairs"]:
             outcome = Outcome(pair["control_correct"], pair["control_cost"])
             found.setdefault(pair["question"], {})[each["control"]["action"]] = outcome
+    costs = [outcome.cost for of in found.values() for outcome in of.values()]
+    if free := costs.count(0.0):
+        raise click.ClickException(
+            f"{summary}: {free} of {len(costs)} outcomes cost nothing, so nothing ran for these: the query expired, "
+            "or its model was not served. Run the demo again"
+        )
     made = {**about, "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
     lines = [made, *(Recorded(question, of) for question, of in sorted(found.items()))]
     out.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))

@@ -103,7 +103,6 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         recorded: Actions of baselines whose outcomes come from `models/demo-recorded.jsonl`.
         broker: `embedded`, `kafka` or `auto`.
         recording: A recording to answer from instead of engines; empty to use engines.
-        timeout_s: Maximum number of seconds a query may take.
         gateway: Whether to serve the gateway's page during the run.
         changes: Number of queries after each change of the second act; None to leave it out.
     """
@@ -118,9 +117,13 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     recorded: tuple[str, ...] = RECORDED
     broker: Literal["auto", "kafka", "embedded"] = "embedded"
     recording: str = ""
-    timeout_s: float = 1_500.0
     gateway: bool = False
     changes: Counts | None = Counts()
+
+    @property
+    def timeout_s(self) -> float:
+        """Return how many seconds a query may take. All are sent at once and wait for one another."""
+        return 900.0 + 5.0 * self.count * (1 + len(self.controls))
 
 
 def check_machine(demo: Demo, settings: Settings) -> None:

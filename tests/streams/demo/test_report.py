@@ -93,6 +93,11 @@ def test_a_run_s_baselines_are_recorded_for_later_runs(tmp_path: Path) -> None:
     again = compared(timelines, pairs, action=CONTROL, seed=1, recorded=beside)
     assert again["pairs"] == comparison["pairs"]
     assert sentence(again) == sentence(comparison).replace("a search", "a recorded search")
+    expired = {**comparison["pairs"][0], "control_cost": 0.0}
+    shown = {**comparison, "pairs": [expired, *comparison["pairs"][1:]]}
+    summary.write_bytes(orjson.dumps(summary_of(timelines, 3, shown)))
+    refused = CliRunner().invoke(recorded, [str(summary), "-o", str(file)])
+    assert (refused.exit_code, "1 of 3 outcomes" in refused.output) == (1, True)
     with pytest.raises(ValueError, match="with the same controls"):
         pooled([summary_of(timelines, 3, each) for each in (comparison, again)])
 
