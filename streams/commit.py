@@ -1,12 +1,20 @@
-"""A checkout's commit, which every result names."""
+"""The commit that a figure was measured at."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
 
-def commit_of(checkout: Path) -> str:
-    """Return a checkout's commit, marked `-dirty` if files have changed since; `unknown` without a repository."""
-    told = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=checkout, capture_output=True, text=True, check=False
-    )
-    return told.stdout.strip() or "unknown"
+def commit_of(folder: Path) -> str:
+    """Return the commit of a folder's files, marked `-dirty` if any in their repository has changed since.
+
+    `unknown` without git, or if no repository tracks them, as in a package installed inside another project's checkout.
+    """
+
+    def git(*arguments: str) -> str:
+        told = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+        return told.stdout.strip()
+
+    if shutil.which("git") is None or not git("ls-files", "."):
+        return "unknown"
+    return git("describe", "--always", "--dirty") or "unknown"

@@ -417,7 +417,7 @@ def _decision(console: Console, decision: Decision) -> None:
     unit = UNITS[decision.objective.cost_range.unit]
     rows = [(str(decision.action), decision.predicted, decision.mean, decision.width, decision.score)]
     rows += [(c.action, c.predicted, c.mean, c.width, c.score) for c in decision.runners_up]
-    table = Table("action", "right", unit, "mean", "width", "score", title="what was ranked")
+    table = Table("action", "right", unit, "mean", "width", "ranked by", title="what was ranked")
     for at, (action, predicted, *numbers) in enumerate(rows):
         terms = ("–", "–")
         if predicted is not None:
@@ -431,7 +431,7 @@ def _decision(console: Console, decision: Decision) -> None:
     console.print(table)
     console.print(
         f"right and {unit}: as predicted, the cost a typical one; mean: the reward expected under the objective; "
-        "width: its uncertainty; score: their sum, by which actions are ranked"
+        "width: its uncertainty; actions are ranked by mean + width, or by what the policy draws"
     )
     if decision.objective.price:
         console.print(

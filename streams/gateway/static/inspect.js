@@ -90,7 +90,7 @@ function runners(decision) {
   if (!decision.runners_up.length) return '';
   const rows = decision.runners_up.map((c) => [c.action, c.predicted ? predictedShare(c.predicted.correct) : null,
     c.predicted ? cost(c.predicted[named()]) : null, c.mean.toFixed(3), c.width.toFixed(3), c.score.toFixed(3)]);
-  return table('Runners-up', ['Runner-up', 'Predicted accuracy', `Predicted ${inUnit()}`, 'Expected reward', 'Width', 'Score'], rows);
+  return table('Runners-up', ['Runner-up', 'Predicted accuracy', `Predicted ${inUnit()}`, 'Expected reward', 'Width', 'Ranked by'], rows);
 }
 
 const billed = ({ usd, usage }) => table('Price', ['Prompt tokens', 'Of them cached', 'Generated tokens', 'USD'],
