@@ -31,6 +31,8 @@ def serve(folder: Path, port: int, name: str, ready: str) -> None:
     # A second thread waits for the first one at each token, so on busy cores two are slower than one.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.ui, params.offline, params.cache_ram_mib, params.endpoint_metrics = False, True, 0, True
+    # Errors only: with the default, each query has five lines in the services' log, which the terminal shows.
+    params.verbosity = 1
     parent = os.getppid()
     server = xllamacpp.Server(params)  # answers before the model is loaded, with 503
     while not _is_loaded(port):
