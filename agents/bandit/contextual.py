@@ -42,6 +42,7 @@ from agents.bandit.variances import (
     estimated_last,
     estimated_with_last,
     evidence_of,
+    supported,
     usual_mean,
     usual_variance,
 )
@@ -194,6 +195,11 @@ class Regression:
         for each, noise in zip(levels, noises, strict=True):
             a += each.gram * (self.noise / noise)
             b += each.moment * (self.noise / noise)
+        if known is None and plain < len(blocks):
+            penalised = a / self.noise
+            penalised[np.diag_indices(plain)] += [1.0 / self.variances[block] for block in blocks[:plain]]
+            last = marginal(penalised, b[:, 0] / self.noise, plain)
+            self.variances = self.variances | supported(*last, blocks[plain:], self.variances)
         # The cap reduces certainty and leaves the predictions unchanged.
         weight = min(1.0, cap / rows)
         self.outcomes = weight * rows
@@ -214,6 +220,7 @@ class Regression:
             gram, moment = marginal(a, b, plain)
             gram[np.diag_indices(len(gram))] -= before / self.noise
             known = estimated_last(gram, moment, blocks, self._term, self.variances)
+            known = supported(gram, moment, blocks, known)
         self.variances |= {block: known[block] for block in known if block in self.variances}
         after = np.array([self.noise / self.variances[block] for block in blocks])
         self.ridge.repenalise(plain, after - before)

@@ -36,6 +36,10 @@ ROUNDS: Final = 20
 ROUNDS_OF_LAST: Final = 10
 """Number of fixed-point iterations for the variances of the last blocks, given the others."""
 
+SUPPORT: Final = 10.0
+"""What a block of categories must add to the log marginal likelihood to count. Meaningless categories add up to 9 on
+recorded traffic, because a question's outcomes share more than its effects here (`experiments/CRITERIA.md`)."""
+
 FLAT: Final = 1e-7
 """Lower bound on every block variance and every noise variance."""
 
@@ -308,6 +312,40 @@ def estimated_last(
         inverse = inverted(gram + np.diag((1.0 / tau)[of]))
         tau = _maximised(tau, of, inverse @ moment, np.diag(inverse), usual)
     return dict(zip(names, tau.tolist(), strict=True))
+
+
+def supported(
+    gram: Matrix, moment: Vector, blocks: Sequence[str], found: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the last blocks' variances, with `FLAT` for those that lack `SUPPORT` (backward elimination).
+
+    Args:
+        gram: As for `estimated_last`.
+        moment: As for `estimated_last`.
+        blocks: As for `estimated_last`.
+        found: The estimated variances.
+    """
+    kept = {name: found[name] for name in dict.fromkeys(blocks)}
+
+    def likelihood(variances: Mapping[str, float]) -> float:
+        # ln p(y | τ) = ½ bᵀ(A + T⁻¹)⁻¹b - ½ ln |I + √T A √T| + a constant, with T = diag τ.
+        scale = np.sqrt([variances[name] for name in blocks])
+        low = np.linalg.cholesky(
+            np.eye(len(scale)) + scale[:, None] * gram * scale
+        )  # reads the lower triangle
+        half = solve_triangular(low, scale * moment, lower=True, check_finite=False)
+        return 0.5 * float(half @ half) - float(np.log(np.diag(low)).sum())
+
+    while True:
+        whole = likelihood(kept)
+        gains = {
+            name: whole - likelihood(kept | {name: FLAT})
+            for name, variance in kept.items()
+            if variance > FLAT
+        }
+        if not gains or min(gains.values()) >= SUPPORT:
+            return kept
+        kept[min(gains, key=lambda name: gains[name])] = FLAT
 
 
 def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targets: Matrix) -> list[Evidence]:
