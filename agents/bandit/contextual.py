@@ -195,7 +195,9 @@ class Regression:
         for each, noise in zip(levels, noises, strict=True):
             a += each.gram * (self.noise / noise)
             b += each.moment * (self.noise / noise)
-        if known is None and plain < len(blocks):
+        if known is None and plain < len(blocks) and rows >= 2 * levels[-1].count:
+            # Many outcomes for each question, as in a table of outcomes: they share more than the effects estimated.
+            # Where queries have one outcome each, a policy that tells categories apart would lose its support.
             penalised = a / self.noise
             penalised[np.diag_indices(plain)] += [1.0 / self.variances[block] for block in blocks[:plain]]
             last = marginal(penalised, b[:, 0] / self.noise, plain)
@@ -220,7 +222,6 @@ class Regression:
             gram, moment = marginal(a, b, plain)
             gram[np.diag_indices(len(gram))] -= before / self.noise
             known = estimated_last(gram, moment, blocks, self._term, self.variances)
-            known = supported(gram, moment, blocks, known)
         self.variances |= {block: known[block] for block in known if block in self.variances}
         after = np.array([self.noise / self.variances[block] for block in blocks])
         self.ridge.repenalise(plain, after - before)

@@ -37,8 +37,9 @@ ROUNDS_OF_LAST: Final = 10
 """Number of fixed-point iterations for the variances of the last blocks, given the others."""
 
 SUPPORT: Final = 10.0
-"""What a block of categories must add to the log marginal likelihood to count. Meaningless categories add up to 9 on
-recorded traffic, because a question's outcomes share more than its effects here (`experiments/CRITERIA.md`)."""
+"""What a block of categories must add to the log marginal likelihood to count, if questions have several outcomes each.
+Meaningless categories add up to 9, because a question's outcomes share more than the effects estimated here
+(`experiments/CRITERIA.md`)."""
 
 FLAT: Final = 1e-7
 """Lower bound on every block variance and every noise variance."""
