@@ -195,9 +195,7 @@ class Regression:
         for each, noise in zip(levels, noises, strict=True):
             a += each.gram * (self.noise / noise)
             b += each.moment * (self.noise / noise)
-        if known is None and plain < len(blocks) and rows >= 2 * levels[-1].count:
-            # Many outcomes for each question, as in a table of outcomes: they share more than the effects estimated.
-            # Where queries have one outcome each, a policy that tells categories apart would lose its support.
+        if known is None and plain < len(blocks) and history.full:
             penalised = a / self.noise
             penalised[np.diag_indices(plain)] += [1.0 / self.variances[block] for block in blocks[:plain]]
             last = marginal(penalised, b[:, 0] / self.noise, plain)

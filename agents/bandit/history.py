@@ -68,6 +68,13 @@ class History:
             object.__setattr__(self, "failed", np.zeros(len(self.question), bool))
 
     @property
+    def full(self) -> bool:
+        """Return whether it is a full table: each question has as many rows of each action as any other."""
+        pairs, counts = np.unique(np.stack([self.question, self.action]), axis=1, return_counts=True)
+        asked, tried = (len(np.unique(each)) for each in pairs)
+        return tried > 1 and len(counts) == asked * tried and counts.min() == counts.max()
+
+    @property
     def priced(self) -> History:
         """Return the rows whose cost is meaningful, without tenants; the questions stay the same."""
         if not self.failed.any():

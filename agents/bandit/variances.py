@@ -37,9 +37,9 @@ ROUNDS_OF_LAST: Final = 10
 """Number of fixed-point iterations for the variances of the last blocks, given the others."""
 
 SUPPORT: Final = 10.0
-"""What a block of categories must add to the log marginal likelihood to count, if questions have several outcomes each.
-Meaningless categories add up to 9, because a question's outcomes share more than the effects estimated here
-(`experiments/CRITERIA.md`)."""
+"""What a block of categories must add to a full table's log marginal likelihood to count. Meaningless ones add up to 9,
+because a question's outcomes share more than the effects estimated here (`experiments/CRITERIA.md`). Outcomes of a
+policy's own choices need no support: once it tells categories apart, little would be left of it."""
 
 FLAT: Final = 1e-7
 """Lower bound on every block variance and every noise variance."""

@@ -174,3 +174,17 @@ def test_a_block_counts_only_if_the_outcomes_support_it(effect: float) -> None:
     counts = log_likelihood(kept | {"one × category": 0.05}) - log_likelihood(without) >= SUPPORT
     assert counts == (effect > 0.0)
     assert kept["one × category"] == (0.05 if counts else FLAT)
+
+
+def test_a_history_is_a_full_table_if_every_action_answered_every_question_as_often() -> None:
+    def history(*pairs: tuple[int, int]) -> History:
+        question, action = np.array(pairs).T
+        ones = np.ones(len(pairs))
+        return History(np.zeros((3, DIM)), question, action, ones, ones, ones, ones)
+
+    table = [(question, action) for question in range(3) for action in range(2)]
+    assert history(*table).full
+    assert history(*table, *table).full
+    assert not history(*table[:-1]).full
+    assert not history(*table, table[0]).full
+    assert not history((0, 0), (1, 0), (2, 0)).full
