@@ -38,11 +38,13 @@ from agents.bandit.policy import (
 from agents.bandit.posterior import Ridge, marginal
 from agents.bandit.registry import Inputs, Options, register_policy
 from agents.bandit.variances import (
+    CLEAR,
+    FLAT,
     Variances,
     estimated_last,
     estimated_with_last,
     evidence_of,
-    supported,
+    gain_of_last,
     usual_mean,
     usual_variance,
 )
@@ -183,6 +185,10 @@ class Regression:
         levels = evidence_of(d, history, z, targets - self.centre)
         blocks, plain = d.column_blocks, d.plain_dim
         self.variances, noises = known or estimated_with_last(levels, blocks, plain, self._term)
+        if known is None and plain < len(blocks) and history.full:
+            found = self.variances, noises
+            if gain_of_last(d, history, z, targets - self.centre, found) < CLEAR:
+                self.variances = self.variances | dict.fromkeys(blocks[plain:], FLAT)
         for block in set(blocks) - self.variances.keys():  # those of actions newer than `known`
             self.variances[block] = usual_variance(block, self._term)
         # A row learned on its own carries its own noise, plus a share of its model's and its question's variance.
@@ -195,11 +201,6 @@ class Regression:
         for each, noise in zip(levels, noises, strict=True):
             a += each.gram * (self.noise / noise)
             b += each.moment * (self.noise / noise)
-        if known is None and plain < len(blocks) and history.full:
-            penalised = a / self.noise
-            penalised[np.diag_indices(plain)] += [1.0 / self.variances[block] for block in blocks[:plain]]
-            last = marginal(penalised, b[:, 0] / self.noise, plain)
-            self.variances = self.variances | supported(*last, blocks[plain:], self.variances)
         # The cap reduces certainty and leaves the predictions unchanged.
         weight = min(1.0, cap / rows)
         self.outcomes = weight * rows

@@ -77,14 +77,18 @@ class History:
     @property
     def priced(self) -> History:
         """Return the rows whose cost is meaningful, without tenants; the questions stay the same."""
-        if not self.failed.any():
-            return self
-        rows = {
-            name: getattr(self, name)[~self.failed]
-            for name in ("question", "action", "correct", "score", "log_cost", "propensity")
-        }
+        return self.of_rows(~self.failed) if self.failed.any() else self
+
+    def of_rows(self, kept: np.ndarray) -> History:
+        """Return some of the rows, without tenants; the questions stay the same.
+
+        Args:
+            kept: Whether each row is kept, shape (m,).
+        """
+        names = ("question", "action", "correct", "score", "log_cost", "propensity", "failed")
+        rows = {name: getattr(self, name)[kept] for name in names}
         if len(self.log_prompt):
-            rows["log_prompt"] = self.log_prompt[~self.failed]
+            rows["log_prompt"] = self.log_prompt[kept]
         return History(self.queries, **rows, categories=self.categories)
 
     def of_texts(self) -> tuple[History, np.ndarray]:

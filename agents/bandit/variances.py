@@ -36,10 +36,12 @@ ROUNDS: Final = 20
 ROUNDS_OF_LAST: Final = 10
 """Number of fixed-point iterations for the variances of the last blocks, given the others."""
 
-SUPPORT: Final = 10.0
-"""What a block of categories must add to a full table's log marginal likelihood to count. Meaningless ones add up to 9,
-because a question's outcomes share more than the effects estimated here (`experiments/CRITERIA.md`). Outcomes of a
-policy's own choices need no support: once it tells categories apart, little would be left of it."""
+CLEAR: Final = 2.0
+"""How many standard errors categories must gain on a full table's questions (`gain_of_last`) to get any variance. On
+histories, meaningless ones gain up to 1.8 (`experiments/CRITERIA.md`)."""
+
+FOLDS: Final = 5
+"""Number of parts of a table's questions, each held out once."""
 
 FLAT: Final = 1e-7
 """Lower bound on every block variance and every noise variance."""
@@ -315,38 +317,40 @@ def estimated_last(
     return dict(zip(names, tau.tolist(), strict=True))
 
 
-def supported(
-    gram: Matrix, moment: Vector, blocks: Sequence[str], found: Mapping[str, float]
-) -> dict[str, float]:
-    """Return the last blocks' variances, with `FLAT` for those that lack `SUPPORT` (backward elimination).
+def gain_of_last(
+    features: ContextualFeatures, history: History, z: Matrix, targets: Matrix, found: Variances
+) -> float:
+    """Return how clearly the last blocks lower the squared error on questions held out, in standard errors.
+
+    The marginal likelihood takes a question's rows as independent but for the effects of `evidence_of`. They share
+    more, such as what a wider search gains on it, so meaningless categories seem likely. Questions are independent.
 
     Args:
-        gram: As for `estimated_last`.
-        moment: As for `estimated_last`.
-        blocks: As for `estimated_last`.
-        found: The estimated variances.
+        features: As for `evidence_of`.
+        history: As for `evidence_of`.
+        z: As for `evidence_of`.
+        targets: As for `evidence_of`.
+        found: The variances to predict with, estimated from all questions.
     """
-    kept = {name: found[name] for name in dict.fromkeys(blocks)}
-
-    def likelihood(variances: Mapping[str, float]) -> float:
-        # ln p(y | τ) = ½ bᵀ(A + T⁻¹)⁻¹b - ½ ln |I + √T A √T| + a constant, with T = diag τ.
-        scale = np.sqrt([variances[name] for name in blocks])
-        low = np.linalg.cholesky(
-            np.eye(len(scale)) + scale[:, None] * gram * scale
-        )  # reads the lower triangle
-        half = solve_triangular(low, scale * moment, lower=True, check_finite=False)
-        return 0.5 * float(half @ half) - float(np.log(np.diag(low)).sum())
-
-    while True:
-        whole = likelihood(kept)
-        gains = {
-            name: whole - likelihood(kept | {name: FLAT})
-            for name, variance in kept.items()
-            if variance > FLAT
-        }
-        if not gains or min(gains.values()) >= SUPPORT:
-            return kept
-        kept[min(gains, key=lambda name: gains[name])] = FLAT
+    tau = np.array([found[0][block] for block in features.column_blocks])
+    gains = np.zeros(len(z))
+    for fold in range(FOLDS):
+        out = history.question % FOLDS == fold
+        levels = evidence_of(features, history.of_rows(~out), z, targets[~out])
+        a = np.diag(1.0 / tau)
+        b = np.zeros(len(tau))
+        for each, noise in zip(levels, found[1], strict=True):
+            a += each.gram / noise
+            b += each.moment[:, 0] / noise
+        x, y = features.rows(z[history.question[out]], history.action[out]), targets[out, 0]
+        errors = [
+            (y - x[:, :columns] @ np.linalg.solve(a[:columns, :columns], b[:columns])) ** 2
+            for columns in (features.plain_dim, features.dim)
+        ]
+        np.add.at(gains, history.question[out], history.weights[out] * (errors[0] - errors[1]))
+    gains = gains[np.unique(history.question)]
+    spread = float(gains.std()) / math.sqrt(len(gains))
+    return float(gains.mean()) / spread if spread > 0.0 else 0.0
 
 
 def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targets: Matrix) -> list[Evidence]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import multivariate_normal
 
 from agents.bandit import variances
 from agents.bandit.contextual import Contextual
@@ -16,15 +15,7 @@ from agents.bandit.features import FeatureSettings
 from agents.bandit.history import History
 from agents.bandit.policy import Matrix
 from agents.bandit.posterior import marginal
-from agents.bandit.variances import (
-    FLAT,
-    SUPPORT,
-    Evidence,
-    Posterior,
-    estimated_with_last,
-    evidence_of,
-    supported,
-)
+from agents.bandit.variances import Evidence, Posterior, estimated_with_last, evidence_of
 from tests.support.traffic import DIM, MODELS, actions, single
 
 QUESTIONS = 90
@@ -154,26 +145,6 @@ def test_marginal_is_what_the_inverse_keeps() -> None:
     inverse = np.linalg.inv(np.tril(gram) + np.tril(gram, -1).T)
     assert inverse == pytest.approx(np.linalg.inv(a)[4:, 4:])
     assert inverse @ moment == pytest.approx(np.linalg.solve(a, b)[4:])
-
-
-@pytest.mark.parametrize("effect", [0.0, 0.2])
-def test_a_block_counts_only_if_the_outcomes_support_it(effect: float) -> None:
-    rng = np.random.default_rng(3)
-    rows, blocks = 400, ["one × category"] * 6 + ["model × category"] * 6
-    x = np.hstack([np.eye(6)[rng.integers(6, size=rows)] for _ in range(2)])
-    y = x[:, :6] @ rng.normal(scale=effect, size=6) + rng.normal(scale=0.3, size=rows)
-    found = {"one × category": 0.05, "model × category": 0.01}
-    kept = supported(np.tril(x.T @ x) / 0.09, x.T @ y / 0.09, blocks, found)
-
-    def log_likelihood(of: dict[str, float]) -> float:
-        tau = np.array([of[name] for name in blocks])
-        return float(multivariate_normal(np.zeros(rows), 0.09 * np.eye(rows) + (x * tau) @ x.T).logpdf(y))
-
-    assert kept["model × category"] == FLAT
-    without = kept | {"one × category": FLAT}
-    counts = log_likelihood(kept | {"one × category": 0.05}) - log_likelihood(without) >= SUPPORT
-    assert counts == (effect > 0.0)
-    assert kept["one × category"] == (0.05 if counts else FLAT)
 
 
 def test_a_history_is_a_full_table_if_every_action_answered_every_question_as_often() -> None:
