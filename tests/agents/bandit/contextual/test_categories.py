@@ -16,6 +16,7 @@ from agents.bandit.history import History
 from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Context, Observation, Pending
 from agents.bandit.prior import begin, teach
+from agents.bandit.variances import FLAT
 from tests.support.traffic import DIM, PLAIN, actions, contextual, single
 
 ONE = (("left", 1e6), ("right", 1e6))
@@ -296,3 +297,29 @@ def test_the_room_after_a_refit_is_that_beside_its_directions(monkeypatch: pytes
     assert policy.features.categories == other.features.categories != []
     assert len(policy.features.categories) == 2
     assert other.state() == policy.state()
+
+
+@pytest.mark.parametrize("meaning", [0.0, 0.5])
+def test_categories_count_in_a_prior_only_if_they_predict_questions_held_out(meaning: float) -> None:
+    rng, questions = np.random.default_rng(5), 120
+    route = rng.integers(2, size=questions)
+    question, action = np.repeat(np.arange(questions), 2), np.tile(np.arange(2), questions)
+    chance = 0.4 + meaning * (route[question] == action)
+    policy = contextual()
+    policy.offer(two_models())
+    history = History(
+        queries=np.array([single(rng.normal(size=DIM)) for _ in range(questions)]),
+        question=question,
+        action=action,
+        correct=(rng.random(len(question)) < chance).astype(float),
+        score=np.full(len(question), 0.5),
+        log_cost=EQUAL_COST + 0.1 * rng.normal(size=len(question)),
+        propensity=np.ones(len(question)),
+        categories=[(f"route={'ab'[each]}",) for each in route],
+    )
+    teach(policy, history)
+    blocks = [name for name in policy.estimates.right.variances if name.endswith("category")]
+    assert "model × category" in blocks
+    for regression, counts_there in ((policy.estimates.right, meaning > 0.0), (policy.estimates.paid, False)):
+        assert (regression.variances["model × category"] > FLAT) == counts_there
+        assert counts_there or {regression.variances[name] for name in blocks} == {FLAT}
