@@ -300,7 +300,7 @@ def test_the_room_after_a_refit_is_that_beside_its_directions(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("meaning", [0.0, 0.5])
-def test_categories_count_in_a_prior_only_if_they_predict_questions_held_out(meaning: float) -> None:
+def test_a_prior_s_categories_must_predict_questions_held_out(meaning: float) -> None:
     rng, questions = np.random.default_rng(5), 120
     route = rng.integers(2, size=questions)
     question, action = np.repeat(np.arange(questions), 2), np.tile(np.arange(2), questions)

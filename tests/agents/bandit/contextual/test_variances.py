@@ -147,7 +147,7 @@ def test_marginal_is_what_the_inverse_keeps() -> None:
     assert inverse @ moment == pytest.approx(np.linalg.solve(a, b)[4:])
 
 
-def test_a_history_is_a_full_table_if_every_action_answered_every_question_as_often() -> None:
+def test_a_full_table_has_as_many_rows_of_every_action() -> None:
     def history(*pairs: tuple[int, int]) -> History:
         question, action = np.array(pairs).T
         ones = np.ones(len(pairs))
