@@ -210,9 +210,10 @@ def frontier(
     if terms.paretobandit is not None:
         players = {**players, **ELSEWHERE}
     table = Table(world, history, live, best, scope, terms)
+    played: dict[str, Sequence[Points]] = {}
     for name, player in players.items():
         scope.say(f"frontier of {o.name}: {name}")
-        orders = table.played(name, player)
+        orders = played[name] = table.played(name, player)
         points[name] = Points(
             np.mean([each.accuracy for each in orders], axis=0),
             np.mean([each.cost for each in orders], axis=0),
@@ -246,11 +247,11 @@ def frontier(
         tables["of_few_prices"] = {name: yardstick.over_prices(points[name], rows[name]) for name in players}
     if STATIC in points:
         tables["against_ridge_from_history"] = {
-            name: yardstick.against(points[name], points[STATIC]) for name in players if name != STATIC
+            name: yardstick.against(played[name], played[STATIC]) for name in players if name != STATIC
         }
     if terms.context is not None:
         tables["against_text_alone"] = {
-            name: yardstick.against(points[name], points[name.removesuffix(WITH_CONTEXT)])
+            name: yardstick.against(played[name], played[name.removesuffix(WITH_CONTEXT)])
             for name, player in players.items()
             if player.context
         }

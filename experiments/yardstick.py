@@ -185,10 +185,22 @@ class Yardstick:
         cost = self.arms.cost.mean(axis=1)
         return float(cost.min()), float(cost[self.best])
 
-    def ratios(self, points: Points) -> Array:
-        """Return P/F per draw for each valid target and, last, for full accuracy, shape (1 + draws, targets + 1)."""
+    def ratios(self, *orders: Points) -> Array:
+        """Return P/F per draw for each valid target and, last, for full accuracy, shape (1 + draws, targets + 1).
+
+        Args:
+            orders: The points for each order of the questions; each draw also draws orders. Averaged points are one.
+        """
         targets = self.aims[:, None] * np.array([*self.shares, ALL])
-        mixes = hulls(points, self.weights)
+        count = len(orders)
+        even = np.full((1, count), 1.0 / count)
+        drawn = np.random.default_rng(1).multinomial(count, even[0], size=self.draws) / count
+        shares = np.concatenate([even, drawn]).T[:, :, None]  # (orders, 1 + draws, 1)
+        accuracy, cost = (
+            sum(shares * np.array(each))
+            for each in zip(*(o.means(self.weights) for o in orders), strict=True)
+        )
+        mixes = [hull(a, c) for a, c in zip(accuracy, cost, strict=True)]
         pairs = zip(mixes, self.fixed, targets, strict=True)
         return np.array([least_cost(p, t) / least_cost(f, t) for p, f, t in pairs])
 
@@ -227,15 +239,22 @@ class Yardstick:
             "over_orders": self._spread(orders),
         }
 
-    def against(self, points: Points, others: Points) -> dict[str, Any]:
-        """Return one policy's cost relative to another's at equal accuracy, paired by question.
+    def against(self, points: Sequence[Points], others: Sequence[Points]) -> dict[str, Any]:
+        """Return one policy's cost relative to another's at equal accuracy, paired by question and order.
+
+        A policy that learns goes another way after any small change, so two orders of the same questions differ. The
+        interval is over both; over questions alone, a policy differs from itself.
+
+        Args:
+            points: One policy's points for each order of the questions.
+            others: The other's, for the same orders.
 
         Returns:
             `cost_ratio`, the geometric mean over the targets with its interval, or None if only this policy misses one;
             `p_worse`, the share of draws in which this policy costs no more (a small share shows that it is worse); and
             `p_better`, the share in which it costs no less. A target that both miss is treated as a tie.
         """
-        lead = self._lead(points, others)
+        lead = self._lead(self.ratios(*points), self.ratios(*others))
         drawn = lead[1:]
         return {
             "cost_ratio": interval(np.exp(lead)),
@@ -243,9 +262,9 @@ class Yardstick:
             "p_better": float((1 + (drawn >= 0).sum()) / (1 + len(drawn))),
         }
 
-    def _lead(self, points: Points, others: Points) -> Array:
-        """Return the mean logarithm of one policy's cost over another's per draw, shape (1 + draws,)."""
-        mine, theirs = self.ratios(points)[:, :-1], self.ratios(others)[:, :-1]
+    def _lead(self, mine: Array, theirs: Array) -> Array:
+        """Return the mean logarithm of one policy's ratios over another's per draw, shape (1 + draws,)."""
+        mine, theirs = mine[:, :-1], theirs[:, :-1]
         with np.errstate(invalid="ignore"):
             each = np.log(mine) - np.log(theirs)
         each[np.isinf(mine) & np.isinf(theirs)] = 0.0
@@ -269,7 +288,9 @@ class Yardstick:
         moved = []
         for left_out in range(count):
             kept = [k for k in range(count) if k != left_out]
-            moved.append(float(np.exp(first._lead(points.of(kept), others.of(kept))[0])))
+            moved.append(
+                float(np.exp(first._lead(first.ratios(points.of(kept)), first.ratios(others.of(kept)))[0]))
+            )
         least, most = min(moved), max(moved)
         found["without_one_price"] = {"low": least, "high": most if np.isfinite(most) else None}
         if ratio.get("low") is not None:

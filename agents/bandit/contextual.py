@@ -39,10 +39,10 @@ from agents.bandit.posterior import Ridge, marginal
 from agents.bandit.registry import Inputs, Options, register_policy
 from agents.bandit.variances import (
     CLEAR,
-    FLAT,
     Variances,
     estimated_last,
     estimated_with_last,
+    estimated_without_last,
     evidence_of,
     gain_of_last,
     usual_mean,
@@ -188,7 +188,7 @@ class Regression:
         if known is None and plain < len(blocks) and history.full:
             found = self.variances, noises
             if gain_of_last(d, history, z, targets - self.centre, found) < CLEAR:
-                self.variances = self.variances | dict.fromkeys(blocks[plain:], FLAT)
+                self.variances, noises = estimated_without_last(levels, blocks, plain, self._term)
         for block in set(blocks) - self.variances.keys():  # those of actions newer than `known`
             self.variances[block] = usual_variance(block, self._term)
         # A row learned on its own carries its own noise, plus a share of its model's and its question's variance.

@@ -295,6 +295,21 @@ def estimated_with_last(
     return found if first == len(blocks) else estimated(evidence, blocks, term, found)
 
 
+def estimated_without_last(
+    evidence: Sequence[Evidence], blocks: Sequence[str], first: int, term: int
+) -> Variances:
+    """Estimate what `estimated_with_last` does as if there were no last blocks, which get next to no variance.
+
+    Args:
+        evidence: As for `estimated_with_last`.
+        blocks: As for `estimated_with_last`.
+        first: As for `estimated_with_last`.
+        term: As for `estimated`.
+    """
+    found, noises = estimated([each.of(first) for each in evidence], blocks[:first], term)
+    return found | dict.fromkeys(blocks[first:], FLAT), noises
+
+
 def estimated_last(
     gram: Matrix, moment: Vector, blocks: Sequence[str], term: int, known: Mapping[str, float]
 ) -> dict[str, float]:

@@ -180,23 +180,23 @@ def test_the_spread_of_few_prices_is_part_of_a_comparison() -> None:
     judge = Yardstick(arms, best_of(arms), draws=200)
     twice = Points(np.repeat(arms.accuracy, 2, axis=0), np.repeat(arms.cost, 2, axis=0))
     dearer = Points(twice.accuracy, 1.2 * twice.cost)
-    found = judge.against(dearer, twice)
+    found = judge.against([dearer], [twice])
     before = dict(found["cost_ratio"])
     judge.over_prices_against(dearer, twice, found)
     assert found["without_one_price"] == pytest.approx({"low": 1.2, "high": 1.2})
     assert found["cost_ratio"] == pytest.approx(before)
     # The comparison rests on one price at which the other is cheaper.
     cheaper = Points(twice.accuracy, twice.cost * np.array([1.0] * 11 + [0.8])[:, None])
-    found = judge.against(dearer, cheaper)
+    found = judge.against([dearer], [cheaper])
     before = dict(found["cost_ratio"])
     judge.over_prices_against(dearer, cheaper, found)
     assert found["without_one_price"]["low"] == pytest.approx(1.2)
     assert found["cost_ratio"]["low"] == pytest.approx(before["low"] * 1.2 / before["mean"])
     assert found["cost_ratio"]["high"] == pytest.approx(before["high"])
-    alone = judge.against(arms, twice)
+    alone = judge.against([arms], [twice])
     judge.over_prices_against(arms, twice, alone)
     assert "without_one_price" not in alone, "not the same number of prices"
-    behind = judge.against(arms, arms.of([0, 1, 2]))
+    behind = judge.against([arms], [arms.of([0, 1, 2])])
     judge.over_prices_against(arms.of([3, 4, 5]), arms.of([0, 1, 2]), behind)
     assert behind["cost_ratio"]["mean"] == 0.0, "only the other misses a target"
     assert "without_one_price" not in behind
@@ -219,13 +219,13 @@ def test_who_pays_a_fifth_more_for_the_same_is_shown_to() -> None:
     arms = arms_of(4, questions=300)
     yardstick = Yardstick(arms, best_of(arms), draws=200)
     dearer = Points(arms.accuracy, 1.2 * arms.cost)
-    found = yardstick.against(dearer, arms)
+    found = yardstick.against([dearer], [arms])
     assert found["cost_ratio"]["mean"] == pytest.approx(1.2)
     assert found["p_worse"] == pytest.approx(1 / 201)
     assert found["p_better"] == 1
-    assert yardstick.against(arms, arms)["p_worse"] == 1
+    assert yardstick.against([arms], [arms])["p_worse"] == 1
     # Who misses every target alone is behind, by no number.
     short = arms.of([0, 1])
-    assert yardstick.against(short, arms)["cost_ratio"] is None
-    assert yardstick.against(short, arms)["p_worse"] == pytest.approx(1 / 201)
-    assert yardstick.against(short, short)["cost_ratio"]["mean"] == 1
+    assert yardstick.against([short], [arms])["cost_ratio"] is None
+    assert yardstick.against([short], [arms])["p_worse"] == pytest.approx(1 / 201)
+    assert yardstick.against([short], [short])["cost_ratio"]["mean"] == 1
