@@ -175,6 +175,16 @@ def test_the_spread_of_few_prices_is_part_of_the_interval() -> None:
     assert row["mean_cost_ratio"]["high"] == pytest.approx(before)
 
 
+def test_orders_are_drawn_with_the_questions() -> None:
+    arms = arms_of(4)
+    judge = Yardstick(arms, best_of(arms), draws=200)
+    dearer, cheaper = (Points(arms.accuracy, factor * arms.cost) for factor in (1.3, 0.7))
+    averaged = judge.against([Points(arms.accuracy, (dearer.cost + cheaper.cost) / 2)], [arms])["cost_ratio"]
+    assert averaged == pytest.approx({"mean": 1.0, "low": 1.0, "high": 1.0})
+    over_orders = judge.against([dearer, cheaper], [arms, arms])["cost_ratio"]
+    assert over_orders == pytest.approx({"mean": 1.0, "low": 0.7, "high": 1.3})
+
+
 def test_the_spread_of_few_prices_is_part_of_a_comparison() -> None:
     arms = arms_of(4)
     judge = Yardstick(arms, best_of(arms), draws=200)
