@@ -347,10 +347,13 @@ def gain_of_last(
         targets: As for `evidence_of`.
         found: The variances to predict with, estimated from all questions.
     """
+    asked, place = np.unique(history.question, return_inverse=True)
+    if len(asked) < FOLDS:
+        return 0.0
     tau = np.array([found[0][block] for block in features.column_blocks])
-    gains = np.zeros(len(z))
+    gains = np.zeros(len(asked))
     for fold in range(FOLDS):
-        out = history.question % FOLDS == fold
+        out = place % FOLDS == fold
         levels = evidence_of(features, history.of_rows(~out), z, targets[~out])
         a = np.diag(1.0 / tau)
         b = np.zeros(len(tau))
@@ -362,8 +365,7 @@ def gain_of_last(
             (y - x[:, :columns] @ np.linalg.solve(a[:columns, :columns], b[:columns])) ** 2
             for columns in (features.plain_dim, features.dim)
         ]
-        np.add.at(gains, history.question[out], history.weights[out] * (errors[0] - errors[1]))
-    gains = gains[np.unique(history.question)]
+        np.add.at(gains, place[out], history.weights[out] * (errors[0] - errors[1]))
     spread = float(gains.std()) / math.sqrt(len(gains))
     return float(gains.mean()) / spread if spread > 0.0 else 0.0
 

@@ -299,15 +299,13 @@ def test_the_room_after_a_refit_is_that_beside_its_directions(monkeypatch: pytes
     assert other.state() == policy.state()
 
 
-@pytest.mark.parametrize("meaning", [0.0, 0.5])
-def test_a_prior_s_categories_must_predict_questions_held_out(meaning: float) -> None:
-    rng, questions = np.random.default_rng(5), 120
+def table(questions: int, meaning: float) -> History:
+    """A full table of two models; on each of two routes, one of them is right more often by `meaning`."""
+    rng = np.random.default_rng(5)
     route = rng.integers(2, size=questions)
     question, action = np.repeat(np.arange(questions), 2), np.tile(np.arange(2), questions)
     chance = 0.4 + meaning * (route[question] == action)
-    policy = contextual()
-    policy.offer(two_models())
-    history = History(
+    return History(
         queries=np.array([single(rng.normal(size=DIM)) for _ in range(questions)]),
         question=question,
         action=action,
@@ -317,9 +315,15 @@ def test_a_prior_s_categories_must_predict_questions_held_out(meaning: float) ->
         propensity=np.ones(len(question)),
         categories=[(f"route={'ab'[each]}",) for each in route],
     )
-    teach(policy, history)
-    blocks = [name for name in policy.estimates.right.variances if name.endswith("category")]
+
+
+@pytest.mark.parametrize(("questions", "meaning"), [(120, 0.5), (120, 0.0), (3, 0.5)])
+def test_a_prior_s_categories_must_predict_questions_held_out(questions: int, meaning: float) -> None:
+    policy = contextual()
+    policy.offer(two_models())
+    teach(policy, table(questions, meaning))
+    right, paid = policy.estimates.right.variances, policy.estimates.paid.variances
+    blocks = [name for name in right if name.endswith("category")]
     assert "model × category" in blocks
-    for regression, counts_there in ((policy.estimates.right, meaning > 0.0), (policy.estimates.paid, False)):
-        assert (regression.variances["model × category"] > FLAT) == counts_there
-        assert counts_there or {regression.variances[name] for name in blocks} == {FLAT}
+    assert (right["model × category"] > FLAT) == (questions > 100 and meaning > 0.0)
+    assert {paid[name] for name in blocks} == {FLAT}, "costs are the same on both routes"
