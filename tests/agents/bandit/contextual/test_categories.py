@@ -221,7 +221,7 @@ def taught(history: History) -> Contextual:
     return policy
 
 
-def test_what_does_not_predict_questions_held_out_gets_no_variance() -> None:
+def test_what_predicts_no_held_out_question_has_no_variance() -> None:
     useful, random, few = (
         taught(each).estimates.right.variances
         for each in (table(4, true=0.4), table(4, true=0.0), table(2, true=0.4, questions=4))
