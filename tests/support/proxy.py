@@ -9,7 +9,9 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final, Self
+from typing import Final, Self, TypeVar
+
+T = TypeVar("T")
 
 TO_SERVER: Final = 0
 TO_CLIENT: Final = 1
@@ -154,6 +156,10 @@ class Proxy:
         self._set(roads, "loses", False)
         self._abort(roads, lambda connection: connection.gap)
 
+    def missing(self, roads: Collection[int]) -> int:
+        """Return how many open connections miss an answer."""
+        return self._call(lambda: sum(connection.gap for connection in self._open(roads)))
+
     def _set(self, roads: Collection[int], name: str, value: object) -> None:
         def assign() -> None:
             for at in roads:
@@ -174,13 +180,13 @@ class Proxy:
     def _open(self, roads: Collection[int]) -> list[Connection]:
         return [connection for at in roads for connection in self._roads[at].open]
 
-    def _call(self, what: Callable[[], object]) -> None:
-        """Do something in the proxy's thread, and wait for it."""
+    def _call(self, what: Callable[[], T]) -> T:
+        """Do something in the proxy's thread, and return what it returns."""
 
-        async def do() -> None:
-            what()
+        async def do() -> T:
+            return what()
 
-        asyncio.run_coroutine_threadsafe(do(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(do(), self._loop).result(10)
 
     def __enter__(self) -> Self:
         async def listen() -> None:
