@@ -37,7 +37,7 @@ REPEATS = 2
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The searches to run: the first questions in a file, with one action of the catalogue's largest model."""
+    """The searches to run: the first questions in a file, with one action of the model that `largest` names."""
 
     catalogue: str
     questions: str
@@ -109,8 +109,17 @@ def _process(part: str, folder: Path) -> None:
 
 
 def largest(catalogue: Catalogue) -> Model:
-    """Return the model with the most parameters."""
-    return max(catalogue.models, key=lambda model: model.parameters)
+    """Return the model with the most parameters of those that run in this process.
+
+    Raises:
+        BenchFailed: There is none.
+    """
+    own = [model for model in catalogue.models if model.endpoint.kind == "in-process"]
+    if not own:
+        raise BenchFailed(
+            f"no model of catalogue {catalogue.name!r} runs in this process: leave the engine out with --no-engine"
+        )
+    return max(own, key=lambda model: model.parameters)
 
 
 def _action(catalogue: Catalogue, plan: EnginePlan) -> Action:
