@@ -117,10 +117,12 @@ async def watch_liveness(runtime: KafkaRuntime) -> None:
 
     Overlapping rebalances can leave the consumer library waiting forever. A record that has been in flight for a long
     time is only logged, because an engine step may take minutes; operators must judge whether a step will ever end.
+    Each is logged once, and in a queue that moves, where another is the oldest every second, not each of them.
     """
     most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
     told: ConsumerRecord | None = None
+    told_at = -most_s
     while True:
         await asyncio.sleep(1.0)
         consumer = consumer_of(runtime.app)
@@ -128,8 +130,9 @@ async def watch_liveness(runtime: KafkaRuntime) -> None:
             crash(f"the Kafka consumer: {ended}")
         record, age_s = consumer.queues.oldest() or (None, 0.0)
         runtime.metrics.oldest_open.set(age_s)
-        if record is not None and age_s > most_s and record is not told:
-            told = record
+        now = time.monotonic()
+        if record is not None and age_s > most_s and record is not told and now - told_at > most_s:
+            told, told_at = record, now
             log.warning(
                 "%s (query %s) has been in flight for %.0f s",
                 record.coordinates,

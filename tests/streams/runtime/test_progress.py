@@ -91,6 +91,25 @@ async def test_worker_ends_when_a_rebalance_never_does(
     consumer.queues.keep(())
 
 
+async def test_a_queue_that_moves_slowly_is_not_logged_record_by_record(
+    in_memory: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr("streams.runtime.kafka_watchdog.time", SimpleNamespace(monotonic=loop.time))
+    runtime = KafkaRuntime(in_memory(), Metrics("embedder"), service="embedder")
+    queues, slow_s = consumer_of(runtime.app).queues, 3 * in_memory().kafka.rebalance_timeout_s + 10.0
+
+    async def handler(records: Sequence[ConsumerRecord]) -> None:
+        await asyncio.sleep(slow_s + 2 * records[0].offset)
+
+    for at in range(30):
+        queues.put(Binding(handler), ConsumerRecord("m.query", 0, at, 1, b"q%d" % at, b"v%d" % at, 0))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(watch_liveness(runtime), slow_s + 70.0)
+    said = [each for each in caplog.messages if "in flight" in each]
+    assert len(said) == 1, "each of thirty was the oldest for two seconds"
+
+
 def _crashed(reason: str) -> None:
     raise Crash(reason)
 
