@@ -258,7 +258,7 @@ class SecondAct:
             at_most=False,
         )
         title = f"{name} joins by its description"
-        choices = self._ask("joined", title, line, condition, plan.counts.joined, beside=True)
+        choices = self._ask("joined", title, line, condition, plan.counts.joined)
         late = choices[len(choices) // 2 :]
         good = [choice.model == name for choice in late if choice.family in GOOD_AT]
         other = [choice.model == name for choice in late if choice.family not in GOOD_AT]
