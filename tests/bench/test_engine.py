@@ -28,7 +28,9 @@ def test_a_catalogue_of_servers_alone_has_none() -> None:
 @pytest.mark.timeout(600)
 def test_search_and_bare_vllm_generate_tokens(tmp_path: Path) -> None:
     questions = tmp_path / "questions.jsonl"
-    questions.write_text('{"id": "one", "text": "What is 3 + 4?"}\n{"id": "two", "text": "What is 17 - 8?"}\n')
+    questions.write_text(
+        '{"id": "one", "text": "What is 3 + 4?"}\n{"id": "two", "text": "What is 17 - 8?"}\n'
+    )
     plan = EnginePlan(catalogue=Settings().catalogue, questions=str(questions), queries=2, widths=(1, 2, 1))
     found = measure_engine(plan, tmp_path / "parts", print)
     assert found["action"] == "mini-4m/1/2/1"
