@@ -13,7 +13,7 @@ from streams.settings import Settings
 CATALOGUE = load_catalogue(Path(Settings().catalogue))
 
 
-def test_the_largest_model_is_one_of_those_that_run_in_this_process() -> None:
+def test_largest_runs_in_this_process() -> None:
     assert max(CATALOGUE.models, key=lambda model: model.parameters).name == "smollm2-135m"
     assert largest(CATALOGUE).name == "mini-4m"
 

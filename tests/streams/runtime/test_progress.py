@@ -91,7 +91,7 @@ async def test_worker_ends_when_a_rebalance_never_does(
     consumer.queues.keep(())
 
 
-async def test_a_queue_that_moves_slowly_is_not_logged_record_by_record(
+async def test_a_slow_queue_is_not_logged_record_by_record(
     in_memory: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = asyncio.get_running_loop()
