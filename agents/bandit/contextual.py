@@ -479,6 +479,8 @@ class Estimates:
 
     def _directions(self, history: History, targets: Matrix) -> Matrix:
         """Fit the directions, which know nothing of categories; return z of every question, shape (Q, rank)."""
+        if not history.categories:
+            return fit_directions(self.features, history, targets)
         texts, of = history.of_texts()
         return np.asarray(fit_directions(self.features, texts, targets)[of])
 

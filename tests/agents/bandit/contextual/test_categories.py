@@ -102,28 +102,6 @@ def test_same_text_of_two_applications_keeps_its_categories() -> None:
         assert told[place] > 0.7 > 0.3 > told[1 - place]
 
 
-def test_categories_leave_the_directions_as_they_are() -> None:
-    rng = np.random.default_rng(3)
-    texts = np.array([single(each) for each in rng.normal(size=(2 * DIM, DIM))])
-    asked, rows = np.repeat(texts, 2, axis=0), 20 * len(texts)  # the encoder tells no text from the next
-    question, action = rng.integers(len(asked), size=rows), rng.integers(2, size=rows)
-    correct = (rng.random(rows) < 0.5).astype(float)
-    fitted = []
-    for shown in ((), [(f"route={rng.integers(3)}",) for _ in asked]):
-        policy = contextual()
-        policy.offer(two_models())
-        policy.relearn(
-            History(
-                asked, question, action, correct, correct, np.full(rows, EQUAL_COST), np.ones(rows),
-                categories=shown,
-            )
-        )  # fmt: skip
-        fitted.append(policy.features.transform)
-    assert fitted[0].learned > 0
-    assert np.array_equal(fitted[0].axes, fitted[1].axes)
-    assert np.array_equal(fitted[0].weights, fitted[1].weights)
-
-
 def test_products_with_categories_equal_those_of_x() -> None:
     policy = lived()
     on, right = policy.features, policy.estimates.right
