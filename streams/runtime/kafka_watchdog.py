@@ -117,7 +117,7 @@ async def watch_liveness(runtime: KafkaRuntime) -> None:
 
     Overlapping rebalances can leave the consumer library waiting forever. A record that has been in flight for a long
     time is only logged, because an engine step may take minutes; operators must judge whether a step will ever end.
-    Each is logged once, and in a queue that moves, where another is the oldest every second, not each of them.
+    In a slow queue that moves, another record is the oldest every second, so at most one is logged per `most_s`.
     """
     most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
