@@ -140,8 +140,8 @@ async def watch_liveness(runtime: KafkaRuntime) -> None:
                 age_s,
             )
         if consumer.moved != moved or not (consumer.busy or waited_for(consumer)):
-            moved, since = consumer.moved, time.monotonic()
-        if time.monotonic() - since > most_s and not consumer.busy:
+            moved, since = consumer.moved, now
+        if now - since > most_s and not consumer.busy:
             for task in asyncio.all_tasks():
                 log.warning("%s: %s", task.get_name(), " > ".join(awaited(task)))
             crash(f"records wait and nothing has moved for {most_s:.0f} s")
