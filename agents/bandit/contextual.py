@@ -461,7 +461,7 @@ class Estimates:
         paid = np.stack([np.where(history.failed, 0.0, each) for each in took], axis=1)
         right = np.stack([history.correct, history.score], axis=1)
         firsts = np.stack([right[:, 0], paid[:, 0]], axis=1)
-        plain = known.z if known else self._directions(history, firsts)
+        plain = known.z if known else fit_directions(d, history, firsts)
         # Only now, because the room for categories depends on how many directions there are.
         d.choose_categories(history.outcomes_by_category())
         z = d.with_categories(plain, history.categories)
@@ -476,13 +476,6 @@ class Estimates:
         if self.distrusted >= 0:
             self._loosen_standing()
         return Refit(plain, of_right, of_paid)
-
-    def _directions(self, history: History, targets: Matrix) -> Matrix:
-        """Fit the directions, which know nothing of categories; return z of every question, shape (Q, rank)."""
-        if not history.categories:
-            return fit_directions(self.features, history, targets)
-        texts, of = history.of_texts()
-        return np.asarray(fit_directions(self.features, texts, targets)[of])
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays); `restore` then continues bit for bit."""

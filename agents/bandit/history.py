@@ -6,8 +6,9 @@ import dataclasses
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -91,21 +92,6 @@ class History:
             rows["log_prompt"] = self.log_prompt[kept]
         return History(self.queries, **rows, categories=self.categories)
 
-    def of_texts(self) -> tuple[History, np.ndarray]:
-        """Return the history without categories, with each text once, and the index of every question's text in it.
-
-        The same text with other categories is a question of its own, whose outcomes would tell those of this one.
-        """
-        places: dict[bytes, int] = {}
-        of = np.array([places.setdefault(query.tobytes(), len(places)) for query in self.queries], np.intp)
-        if len(places) == len(of):
-            return self, of
-        _, first = np.unique(of, return_index=True)
-        texts = dataclasses.replace(
-            self, queries=self.queries[first], question=of[self.question], categories=()
-        )
-        return texts, of
-
     def outcomes_by_category(self) -> dict[str, int]:
         """Return the number of rows in each category."""
         if not self.categories:
@@ -147,7 +133,8 @@ class History:
 # a query has coordinates, a reduced-rank ridge regression does better. From the embedding, counts and kernel, it
 # predicts how a question departs from the usual accuracy and cost, separately for each action feature. Kernel
 # components fill the remaining directions. The directions used for a question in the history are fitted without it;
-# otherwise, memorising the question would look like skill.
+# otherwise, memorising the question would look like skill. They are also fitted without the same text in other
+# categories, whose outcomes would tell those of this question, so that nothing would be left for categories to explain.
 
 LANDMARKS: Final = 256
 """Maximum number of questions that a query is compared with."""
@@ -218,7 +205,7 @@ def _anchored(
 
 
 def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
-    """Fit the directions; return each question's z, shape (Q, rank), with directions fitted without that question.
+    """Fit the directions, which know nothing of categories; return each question's z, with directions fitted without it.
 
     With fewer than `FEW` questions, the transform is left unchanged: coordinates that hardly vary among a handful of
     questions would be scaled up without bound, and every later question would be clipped.
@@ -227,6 +214,9 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
         features: The features whose transform is replaced.
         history: The history that contains the questions.
         targets: Each row's accuracy, and its log cost in units of the anchors, shape (m, 2).
+
+    Returns:
+        z of each question, shape (Q, rank).
     """
     queries = history.queries
     if len(queries) < FEW:
@@ -245,7 +235,7 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
     )  # the kernel part is as long as the embedding
     learned, held_out = np.zeros((0, inputs.shape[1])), np.zeros((len(queries), 0))
     if len(queries) > dim:
-        learned, held_out = _supervised(inputs, _departures(features, history, targets), most)
+        learned, held_out = _supervised(inputs, _departures(features, history, targets), most, _Twins(history))
     principal = np.eye(min(most - len(learned), similar.shape[1]), similar.shape[1])
     axes = np.vstack([counts, learned[:, :dim] / scale, np.zeros((len(principal), dim))])
     weights = np.vstack([math.sqrt(embedded) * learned[:, dim:], principal]) @ whiten
@@ -281,7 +271,39 @@ SMALL: Final = 1e-6
 """Lower bound on spreads used as divisors."""
 
 
-def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Matrix, Matrix]:
+class _Twins:
+    """For each question, itself and its twins: the questions with the same text in other categories.
+
+    Attributes:
+        sizes: The number of questions in each set, shape (Q,).
+    """
+
+    def __init__(self, history: History) -> None:
+        texts = [query.tobytes() for query in history.queries]
+        self._of_text = _places(texts)
+        self._of_question = _places(list(zip(texts, history.categories or repeat(()), strict=False)))
+        self.sizes = self._sums(np.ones((len(texts), 1)))[:, 0]
+
+    def means(self, values: Matrix) -> Matrix:
+        """Return each set's mean of the questions' values, shape (Q, ·)."""
+        return np.asarray(self._sums(values) / self.sizes[:, None])
+
+    def _sums(self, values: Matrix) -> Matrix:
+        text, question = np.zeros_like(values), np.zeros_like(values)
+        np.add.at(text, self._of_text, values)
+        np.add.at(question, self._of_question, values)
+        return values + (text[self._of_text] - question[self._of_question])
+
+
+def _places(keys: Iterable[Hashable]) -> np.ndarray:
+    """Return the place of each key among the different ones."""
+    places: dict[Hashable, int] = {}
+    return np.array([places.setdefault(key, len(places)) for key in keys], np.intp)
+
+
+def _supervised(
+    inputs: Matrix, wanted: Sequence[Matrix], most: int, twins: _Twins
+) -> tuple[Matrix, Matrix]:
     """Return the leading directions of the fitted values, shape (k, d), and each question's held-out coordinates.
 
     The coordinate vectors have unit RMS length.
@@ -290,6 +312,7 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
         inputs: Standardised queries, shape (Q, d).
         wanted: The values to predict for each question: matrices of shape (Q, ·), each fitted with its own λ.
         most: Maximum number of directions.
+        twins: The questions that are held out together.
     """
     # The principal axes come from the inputs' Gram matrix, since an SVD of the inputs takes three times as long.
     squares, axes = np.linalg.eigh(inputs.T @ inputs)
@@ -303,7 +326,9 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
         fit = along @ weights
         own = parts @ (1.0 / (squares + ridge))  # leverage of each question
         fitted.append(fit)
-        held_out.append(observed - (observed - fit) / (1.0 - own)[:, None])
+        # Without k questions of the same inputs, whose mean is ȳ: ȳ - (ȳ - f) / (1 - k·h).
+        mean = twins.means(observed)
+        held_out.append(mean - (mean - fit) / (1.0 - twins.sizes * own)[:, None])
         coefficients.append(axes @ weights)
     _, lengths, leading = np.linalg.svd(np.concatenate(fitted, axis=1), full_matrices=False)
     rank = min(max(most, 0), int(np.sum(lengths > SMALL * max(float(lengths[0]), SMALL))))
