@@ -205,7 +205,7 @@ def _anchored(
 
 
 def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
-    """Fit the directions, which know nothing of categories; return each question's z, with directions fitted without it.
+    """Fit the directions; return z of each question in the history, with directions fitted without it.
 
     With fewer than `FEW` questions, the transform is left unchanged: coordinates that hardly vary among a handful of
     questions would be scaled up without bound, and every later question would be clipped.
@@ -216,7 +216,7 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
         targets: Each row's accuracy, and its log cost in units of the anchors, shape (m, 2).
 
     Returns:
-        z of each question, shape (Q, rank).
+        Shape (Q, rank).
     """
     queries = history.queries
     if len(queries) < FEW:
@@ -235,7 +235,9 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
     )  # the kernel part is as long as the embedding
     learned, held_out = np.zeros((0, inputs.shape[1])), np.zeros((len(queries), 0))
     if len(queries) > dim:
-        learned, held_out = _supervised(inputs, _departures(features, history, targets), most, _Twins(history))
+        learned, held_out = _supervised(
+            inputs, _departures(features, history, targets), most, _Twins(history)
+        )
     principal = np.eye(min(most - len(learned), similar.shape[1]), similar.shape[1])
     axes = np.vstack([counts, learned[:, :dim] / scale, np.zeros((len(principal), dim))])
     weights = np.vstack([math.sqrt(embedded) * learned[:, dim:], principal]) @ whiten
@@ -286,13 +288,13 @@ class _Twins:
 
     def means(self, values: Matrix) -> Matrix:
         """Return each set's mean of the questions' values, shape (Q, ·)."""
-        return np.asarray(self._sums(values) / self.sizes[:, None])
+        return self._sums(values) / self.sizes[:, None]
 
     def _sums(self, values: Matrix) -> Matrix:
         text, question = np.zeros_like(values), np.zeros_like(values)
         np.add.at(text, self._of_text, values)
         np.add.at(question, self._of_question, values)
-        return values + (text[self._of_text] - question[self._of_question])
+        return np.asarray(values + (text[self._of_text] - question[self._of_question]))
 
 
 def _places(keys: Iterable[Hashable]) -> np.ndarray:
@@ -301,9 +303,7 @@ def _places(keys: Iterable[Hashable]) -> np.ndarray:
     return np.array([places.setdefault(key, len(places)) for key in keys], np.intp)
 
 
-def _supervised(
-    inputs: Matrix, wanted: Sequence[Matrix], most: int, twins: _Twins
-) -> tuple[Matrix, Matrix]:
+def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int, twins: _Twins) -> tuple[Matrix, Matrix]:
     """Return the leading directions of the fitted values, shape (k, d), and each question's held-out coordinates.
 
     The coordinate vectors have unit RMS length.
