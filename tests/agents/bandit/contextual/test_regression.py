@@ -10,7 +10,7 @@ import pytest
 from agents.bandit.contextual import Contextual, ContextualSettings, Regression
 from agents.bandit.contextual_features import ContextualFeatures, QueryTransform
 from agents.bandit.features import FeatureSettings
-from agents.bandit.history import History, fit_directions, set_anchors
+from agents.bandit.history import History, _chosen_ridge, _supervised, _Twins, fit_directions, set_anchors
 from agents.bandit.policy import ActionVector, Context
 from agents.bandit.posterior import Ridge
 from agents.bandit.variances import Evidence, estimated, evidence_of, usual_mean, usual_variance
@@ -308,6 +308,30 @@ def test_directions_need_more_questions_than_dimensions(questions: int, learned:
     assert fitted[:, kernel:] == pytest.approx(z[:, kernel:]), "nothing of an outcome is in them"
     within = np.array_equal(fitted[:, 10:kernel], z[:, 10:kernel])
     assert within != learned, "fitted without the question itself"
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_question_is_held_out_with_its_text_in_other_categories(shown: bool) -> None:
+    rng, (questions, dim) = np.random.default_rng(5), (40, 6)
+    inputs = rng.normal(size=(questions, dim))
+    inputs[1:4] = inputs[0]  # one text four times, twice in each category
+    categories = [("route=b",) if i in (2, 3) else ("route=a",) for i in range(questions)] if shown else ()
+    wanted = inputs @ rng.normal(size=(dim, 1)) + 0.5 * rng.normal(size=(questions, 1))
+    empty = np.zeros(0)
+    history = History(inputs, *[empty.astype(int)] * 2, *[empty] * 4, categories=categories)
+    _, coordinates = _supervised(inputs, [wanted], 1, _Twins(history))
+    squares, axes = np.linalg.eigh(inputs.T @ inputs)
+    ridge = _chosen_ridge(squares, (inputs @ axes).T @ wanted, wanted)
+    others = [{i} for i in range(questions)]
+    if shown:
+        others[:4] = [{0, 2, 3}, {1, 2, 3}, {2, 0, 1}, {3, 0, 1}]
+    told = []
+    for i, held_out in enumerate(others):
+        rest = [j for j in range(questions) if j not in held_out]
+        x, y = inputs[rest], wanted[rest]
+        told.append(inputs[i] @ np.linalg.solve(x.T @ x + ridge * np.eye(dim), x.T @ y))
+    direction = np.array(told) / coordinates  # one direction: they differ by one factor
+    assert direction == pytest.approx(np.full_like(direction, direction[0, 0]))
 
 
 def test_kernel_features_approximate_similarity() -> None:
