@@ -317,8 +317,8 @@ def test_a_question_is_held_out_with_its_text_in_other_categories(shown: bool) -
     inputs[1:4] = inputs[0]  # one text four times, twice in each category
     categories = [("route=b",) if i in (2, 3) else ("route=a",) for i in range(questions)] if shown else ()
     wanted = inputs @ rng.normal(size=(dim, 1)) + 0.5 * rng.normal(size=(questions, 1))
-    empty = np.zeros(0)
-    history = History(inputs, *[empty.astype(int)] * 2, *[empty] * 4, categories=categories)
+    of_rows, terms = np.zeros(0, int), np.zeros(0)
+    history = History(inputs, of_rows, of_rows, terms, terms, terms, terms, categories=categories)
     _, coordinates = _supervised(inputs, [wanted], 1, _Twins(history))
     squares, axes = np.linalg.eigh(inputs.T @ inputs)
     ridge = _chosen_ridge(squares, (inputs @ axes).T @ wanted, wanted)
