@@ -311,7 +311,7 @@ def test_directions_need_more_questions_than_dimensions(questions: int, learned:
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_question_is_held_out_with_its_text_in_other_categories(shown: bool) -> None:
+def test_a_question_is_held_out_with_its_twins(shown: bool) -> None:
     rng, (questions, dim) = np.random.default_rng(5), (40, 6)
     inputs = rng.normal(size=(questions, dim))
     inputs[1:4] = inputs[0]  # one text four times, twice in each category
