@@ -31,9 +31,11 @@ from experiments.record import table
 from experiments.record.plan import IN_FLIGHT, RecordingPlan, run_of, take_over
 from experiments.record.plan import record as run
 from experiments.record.searches import open_bench, weights
-from experiments.record.table import Question, facts, fingerprint, mixed_traffic, questions_of
+from experiments.record.table import Question, everyday, facts, fingerprint, mixed_traffic, questions_of
 
 T = TypeVar("T")
+SEVEN_EACH = {"mixed": mixed_traffic, "facts": facts, "everyday": everyday}
+"""The tasks whose models have seven configurations each."""
 VERSIONS = ("torch", "onnxruntime", "numpy")
 SHARE = click.FloatRange(0, 1)
 
@@ -42,10 +44,10 @@ SHARE = click.FloatRange(0, 1)
 @with_catalogue
 @click.option(
     "--task",
-    type=click.Choice(["math", "code", "mixed", "facts"]),
+    type=click.Choice(["math", "code", *SEVEN_EACH]),
     default="math",
     show_default=True,
-    help="Mixed traffic has questions of all families, and seven configurations a model; so have everyday facts.",
+    help="Mixed traffic, everyday facts and everyday questions have seven configurations a model.",
 )
 @click.option(
     "--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Samples per search."
@@ -122,16 +124,14 @@ def record(
         import torch
 
         torch.set_num_threads(threads)
-    loaded, mixed = load_catalogue(catalogue), task in ("mixed", "facts")
+    loaded, mixed = load_catalogue(catalogue), task in SEVEN_EACH
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     number, parts = (int(found[1]), int(found[2])) if found else (1, 0)
     if number > parts:
         raise click.BadParameter(f"--part {part}: give K/N with K from 1 to N, such as 1/2")
 
     def asked(share: float) -> list[Question]:
-        if mixed:
-            return mixed_traffic(share) if task == "mixed" else facts(share)
-        return questions_of(task, share)
+        return SEVEN_EACH[task](share) if mixed else questions_of(task, share)
 
     async def go(pool: GradingPool) -> None:
         bench = await open_bench(loaded, engine, pool.ask, verifiers=1 if mixed else None)

@@ -26,6 +26,7 @@ from experiments.yardstick import is_history
 
 FILE = Path(__file__).parents[1] / "data" / "questions.jsonl.zst"
 FACTS = FILE.with_name("facts.jsonl")
+EVERYDAY = FILE.with_name("everyday.jsonl")
 
 PROPORTIONS: Mapping[str, Mapping[str, int]] = {
     # 30 of each of five levels, and 60 harder ones instead of the paper's AIME'24 and AIME'25.
@@ -85,12 +86,22 @@ def mixed_traffic(share: float = 1.0) -> list[Question]:
 
 def facts(share: float = 1.0) -> list[Question]:
     """Return the everyday facts of mixed traffic, 170 of history and 330 live ones, or a share of both sides."""
-    asked = []
-    for line in FACTS.read_bytes().splitlines():
+    return _of_both_sides(_read(FACTS), FACTS_OF_HISTORY, LIVE_FACTS, share)
+
+
+def everyday(share: float = 1.0) -> list[Question]:
+    """Return facts, requests and calculations in everyday words, or the first share of them."""
+    found = _read(EVERYDAY)
+    return found[: max(1, round(len(found) * share))]
+
+
+def _read(path: Path) -> list[Question]:
+    found = []
+    for line in path.read_bytes().splitlines():
         entry = orjson.loads(line)
         entry["question_id"] = entry.pop("id")
-        asked.append(Question(**entry))
-    return _of_both_sides(asked, FACTS_OF_HISTORY, LIVE_FACTS, share)
+        found.append(Question(**entry))
+    return found
 
 
 def _of_both_sides(asked: Iterable[Question], history: int, live: int, share: float) -> list[Question]:
