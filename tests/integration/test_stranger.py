@@ -60,7 +60,12 @@ def test_a_strangers_questions(tmp_path: Path) -> None:
             for question in QUESTIONS:
                 began = time.monotonic()
                 body = {"model": "auto", "messages": [{"role": "user", "content": question["text"]}]}
-                said = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+                try:
+                    said = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+                except httpx.ReadTimeout:
+                    # Seen once, on 29 November 2026: no service had the query in hand, and the broker's log was gone.
+                    audit = operator.run("audit", "--settled", code=1).stdout
+                    pytest.fail(f"{question['text']}: no answer in 120 s; where it is: {audit}")
                 took.append(time.monotonic() - began)
                 answer = said["choices"][0]["message"]["content"]
                 right[question["kind"]] += is_right(question, answer)
