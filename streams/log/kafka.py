@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError as KafkaError
+from aiokafka.errors import TopicAuthorizationFailedError
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import TopicAuthorizationFailedError as ClientNotAllowed
 
@@ -400,7 +401,7 @@ class KafkaLog:
             return held is not None
         except UnknownTopic:
             return False
-        except ClientNotAllowed as error:
+        except (TopicAuthorizationFailedError, ClientNotAllowed) as error:  # reading it, sending it
             raise NotAllowed(f"{origin}: {error}") from error
         except (KafkaError, ClientError, BrokerUnreachable) as error:
             raise SendFailed(f"{origin}: {error}") from error
