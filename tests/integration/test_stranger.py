@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 QUESTIONS = [json.loads(line) for line in Path(__file__).with_name("stranger.jsonl").read_text().splitlines()]
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
-RIGHT, FACTS_RIGHT = 16, 3
-"""Floors, below what was measured (docs/benchmarks.md). The aims, 28 and 6, are missed."""
+RIGHT, FACTS_RIGHT = 19, 4
+"""Floors, below what was measured (docs/benchmarks.md). The aims are 28, which is missed, and 6."""
 
 
 def is_right(question: dict[str, Any], answer: str) -> bool:
