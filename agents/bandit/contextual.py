@@ -39,6 +39,7 @@ from agents.bandit.posterior import Ridge, marginal
 from agents.bandit.registry import Inputs, Options, register_policy
 from agents.bandit.variances import (
     CLEAR,
+    FLAT,
     Variances,
     estimated_last,
     estimated_with_last,
@@ -150,6 +151,12 @@ class Regression:
         """Return the standard deviation of the first target's prediction for each action, shape (n,)."""
         q = self._features.compress(z, self.ridge.half)
         return np.asarray(np.sqrt(self.noise * np.maximum(np.sum((sides @ q) * sides, axis=1), 0.0)))
+
+    @property
+    def any_category(self) -> bool:
+        """Return whether any category counts, that is, has more than next to no variance."""
+        of_categories = self._features.column_blocks[self._features.plain_dim :]
+        return any(self.variances[block] > FLAT for block in of_categories)
 
     def add(self, x: Vector, targets: Vector) -> None:
         """Learn one outcome, given x, shape (D,), and its targets, shape (T,)."""
@@ -461,12 +468,19 @@ class Estimates:
         paid = np.stack([np.where(history.failed, 0.0, each) for each in took], axis=1)
         right = np.stack([history.correct, history.score], axis=1)
         firsts = np.stack([right[:, 0], paid[:, 0]], axis=1)
-        plain = known.z if known else fit_directions(d, history, firsts)
-        # Only now, because the room for categories depends on how many directions there are.
-        d.choose_categories(history.outcomes_by_category())
-        z = d.with_categories(plain, history.categories)
-        of_right = self.right.replace(history, z, right, cap, known.right if known else None)
-        of_paid = self.paid.replace(priced, z, paid[~history.failed], cap, known.paid if known else None)
+
+        def learned(plain: Matrix) -> Refit:
+            # Only now, because the room for categories depends on how many directions there are.
+            d.choose_categories(history.outcomes_by_category())
+            z = d.with_categories(plain, history.categories)
+            of_right = self.right.replace(history, z, right, cap, known.right if known else None)
+            of_paid = self.paid.replace(priced, z, paid[~history.failed], cap, known.paid if known else None)
+            return Refit(plain, of_right, of_paid)
+
+        made = learned(known.z if known else fit_directions(d, history, firsts))
+        if known is None and d.categories and not (self.right.any_category or self.paid.any_category):
+            # Nothing is to be held out on account of categories that do not count.
+            made = learned(fit_directions(d, replace(history, categories=()), firsts))
         self.costs, self.accuracy = CostDrift(), AccuracyDrift()
         self._refactor()
         counts = np.bincount(history.action, minlength=len(d.ids))
@@ -475,7 +489,7 @@ class Estimates:
             self.tried[model] = self.tried.get(model, 0) + count
         if self.distrusted >= 0:
             self._loosen_standing()
-        return Refit(plain, of_right, of_paid)
+        return made
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays); `restore` then continues bit for bit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,20 @@ def test_what_predicts_no_held_out_question_has_no_variance() -> None:
     assert useful["model × category"] > 0.05
     for found in (random, few):
         assert {found["one × category"], found["model × category"]} == {FLAT}
+
+
+def test_what_means_nothing_leaves_a_prior_as_the_text_alone_has_it() -> None:
+    history = table(4, true=0.0)
+    # Each text twice, mostly in two categories, so that both would be held out together.
+    history = replace(history, queries=np.repeat(history.queries[::2], 2, axis=0))
+    shown, alone = (taught(each) for each in (history, replace(history, categories=())))
+    assert shown.features.categories
+    assert shown.features.transform.learned
+    for query in history.queries[::20]:
+        z = alone.features.short(query)
+        assert np.array_equal(shown.features.short(query)[: len(z)], z)
+        found = shown.estimates.predicted(shown.features.short(query))
+        assert found == pytest.approx(alone.estimates.predicted(z), rel=1e-3)
 
 
 def test_explain_names_the_category_of_a_choice() -> None:
