@@ -232,7 +232,7 @@ def test_what_predicts_no_held_out_question_has_no_variance() -> None:
         assert {found["one × category"], found["model × category"]} == {FLAT}
 
 
-def test_what_means_nothing_leaves_a_prior_as_the_text_alone_has_it() -> None:
+def test_what_means_nothing_leaves_a_prior_of_the_text_alone() -> None:
     history = table(4, true=0.0)
     # Each text twice, mostly in two categories, so that both would be held out together.
     history = replace(history, queries=np.repeat(history.queries[::2], 2, axis=0))
