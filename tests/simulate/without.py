@@ -79,7 +79,7 @@ FIXES = {
         contextual.Estimates,
         "replace",
         {
-            "    d.choose_categories(history.outcomes_by_category())\n": "",
+            "        d.choose_categories(history.outcomes_by_category())\n": "",
             "    d = self.features\n": "    d = self.features\n"
             "    d.choose_categories(history.outcomes_by_category())\n",
         },
