@@ -456,13 +456,11 @@ class RefitSchedule(Refits):
         if failed.any() and np.sum(~failed) < FEW:
             return None
         # Repeated queries count as one question, so that a transform fitted without it has seen none of its answers.
-        places: dict[tuple[bytes, tuple[str, ...]], int] = {}
-        keys = [(query.tobytes(), own) for query, own in zip(queries, asked, strict=True)]
-        question = np.array([places.setdefault(key, len(places)) for key in keys])
+        question = _places((query.tobytes(), own) for query, own in zip(queries, asked, strict=True))
         _, first = np.unique(question, return_index=True)
         ones = np.ones(len(question))
         costs, *prompts = (np.where(failed, 0.0, each) for each in (costs, *prompts))
-        shown = [own for _, own in places] if any(asked) else ()
+        shown = [asked[at] for at in first] if any(asked) else ()
         found = (queries[first], question, actions, correct, score, costs, ones, tenants, failed)
         return History(*found, *prompts, categories=shown)
 

@@ -63,7 +63,7 @@ def test_a_strangers_questions(tmp_path: Path) -> None:
                 try:
                     said = client.post("/v1/chat/completions", json=body).raise_for_status().json()
                 except httpx.ReadTimeout:
-                    # Seen once, on 29 November 2026: no service had the query in hand, and the broker's log was gone.
+                    # Seen once, on 29 November 2026: no service was processing the query; the broker's log was lost.
                     audit = operator.run("audit", "--settled", code=1).stdout
                     pytest.fail(f"{question['text']}: no answer in 120 s; where it is: {audit}")
                 took.append(time.monotonic() - began)

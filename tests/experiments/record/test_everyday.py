@@ -5,17 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.grading.grade import Verdict, grade
+from agents.grading.grade import grade
 from agents.minilm import MiniLM
 from experiments.record.table import everyday, facts
 from streams.client.questions import read_questions
+from tests.experiments.record.test_facts import asked_by_none
 
 FILE = Path("experiments/data/everyday.jsonl")
 JUDGES = ("models/demo-questions.jsonl", "tests/integration/stranger.jsonl")
-
-
-def asked_by_none(grader: str, request: object) -> Verdict:
-    raise AssertionError(f"{grader} needs a process")
 
 
 def test_each_is_asked_once_and_can_be_produced() -> None:
