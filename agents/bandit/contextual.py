@@ -125,6 +125,12 @@ class Regression:
         d = self._features
         return np.asarray(self.centre + d.sides @ d.project(z, self.theta))
 
+    def usual(self) -> Vector:
+        """Return the first target's prediction for every action without what depends on the question, shape (n,)."""
+        d = self._features
+        # z's constant is 1, and x = g ⊗ z, so its columns are the first of each of the J groups of `rank`.
+        return np.asarray(self.centre[0] + d.sides @ self.theta[: d.plain_dim : d.rank, 0])
+
     def parts(self, x: Vector) -> list[Contribution]:
         """Return the centre, followed by each block's contribution to the first target's prediction and its variance.
 
@@ -274,11 +280,12 @@ class Refit:
 # tokens are learned if costs are in USD: the regression then has two targets, each with its own anchor.
 
 BOUNDS: Final = (0.2, 5.0)
-"""Bounds on a predicted cost, in units of the anchor. Without them, an unusual question could look far too cheap."""
+"""Bounds on a predicted cost, in units of what the action usually costs. Without them, an unusual question could look
+far too cheap."""
 
 PROMPT_BOUNDS: Final = (0.02, 50.0)
-"""The same bounds, for prompt tokens. They are wider because prompt lengths vary more and can be seen in the
-question."""
+"""Bounds on predicted prompt tokens, in units of the anchor. They are wider because prompt lengths vary more and can be
+seen in the question."""
 
 UNKNOWN: Final = Prices(input=1.0, output=1.0)
 """Placeholder prices for an unavailable model. They never affect a choice."""
@@ -337,7 +344,7 @@ class Estimates:
         terms = np.ones((len(self.features.ids), 5))
         terms[:, [CORRECT, SCORE]] = self.right.predicted(z)
         paid = self.paid.predicted(z)
-        log_cost = np.log(self.features.anchors * self.factors) + self._bounded(paid[:, 0])
+        log_cost = np.log(self.features.anchors * self.factors) + self._bounded(paid[:, 0], slice(None))
         terms[:, LOG_COST], terms[:, COST] = log_cost, np.exp(log_cost + self._spread())
         if self.features.in_tokens:
             prompts = self._prompts(paid[:, 1], slice(None))
@@ -369,7 +376,11 @@ class Estimates:
             found.append(of.centre[target] + d.predict(window, of.theta[:, target], sides))  # (m, n)
         accuracy = np.clip(found[0], 0.0, 1.0)
         # By Jensen's inequality, the mean cost exceeds exp(mean log cost).
-        cost = d.anchors[actions] * self.factors[actions] * np.exp(self._bounded(found[1]) + self._spread())
+        cost = (
+            d.anchors[actions]
+            * self.factors[actions]
+            * np.exp(self._bounded(found[1], actions) + self._spread())
+        )
         if d.in_tokens:
             cost = cost + self._prompts(found[2], actions)
         # The variance of a mean of predictions is that of their mean row, since they are linear in x.
@@ -525,8 +536,13 @@ class Estimates:
         """Return ln(mean cost) minus the mean of ln(cost), capped."""
         return min(self.paid.noise / 2.0, math.log(BOUNDS[1]))
 
-    def _bounded(self, log_ratio: Matrix) -> Matrix:
-        return np.clip(log_ratio, *np.log(BOUNDS))
+    def _bounded(self, log_ratio: Matrix, actions: np.ndarray | slice) -> Matrix:
+        """Return ln(cost / anchor), shape (…, n), within bounds around the actions' usual one.
+
+        The anchor of a model that joined is a guess until the next refit, so it is no centre for bounds.
+        """
+        usual = self.paid.usual()[actions]
+        return np.asarray(usual + np.clip(log_ratio - usual, *np.log(BOUNDS)))
 
     def _refactor(self) -> None:
         of, prompts = {}, {}

@@ -357,8 +357,10 @@ class ContextualFeatures(FeatureMap):
     def refit(self, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
         """Restore a `fitted` result. Return False if its actions are not the first of those now known."""
         ids, names = meta["ids"], meta["names"]
-        if (self.ids[: len(ids)], self.names[: len(names)]) != (ids, names):
+        if self.ids[: len(ids)] != ids or not set(names) <= set(self.names):
             return False
+        # A recovery adds all later actions at once, so its features may have another order than the live run's.
+        self.names = [*names, *(name for name in self.names if name not in names)]
         self.scale, self.scales, self.size_range = meta["scale"], meta["scales"], meta["size_range"]
         self.anchors = np.concatenate([arrays["anchors"], self._guesses(len(ids))])
         if self.in_tokens:

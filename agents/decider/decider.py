@@ -29,7 +29,7 @@ from agents.decider.failed_attempts import (
     is_open_attempt,
     superseded,
 )
-from agents.decider.policy_fold import offer, update_policy
+from agents.decider.policy_fold import NO_OFFER, offer, update_policy
 from agents.decider.recovery import Records, Recovered, restore
 from agents.decider.rewards import RewardRules, RowTransition, Verdict, apply_reward
 from agents.decider.rows import (
@@ -94,10 +94,7 @@ class Decider:
     Attributes:
         seq: Next sequence number for decisions and updates.
         clock: Number of decisions.
-        offered: Ids of the available actions.
-        price_factors: Each model's price; a model not listed costs 1 per eFLOP.
-        baseline: The action to take until the policy has learned from a graded answer; empty for none.
-        mixed, mixed_seq: As in the offer row.
+        offered: The latest offer.
         prior: SHA-256 of the prior that the log started from; empty for none.
         shares: The tenants of the latest outcomes.
         sessions: Each session's last turn.
@@ -118,11 +115,7 @@ class Decider:
     failure_offset: int = -1
     verdicts: Counter[str] = field(default_factory=Counter)
     actions: dict[str, ActionRow] = field(default_factory=dict)
-    offered: tuple[str, ...] = ()
-    price_factors: Mapping[str, Rate] = field(default_factory=dict)
-    baseline: str = ""
-    mixed: bool = False
-    mixed_seq: int = -1
+    offered: OfferRow = NO_OFFER
     prior: str = ""
     shares: TeachingShares = field(default_factory=TeachingShares)
     sessions: Sessions = field(default_factory=Sessions)
@@ -153,22 +146,27 @@ class Decider:
             self.actions[known.action] = known
             rows.append((known.key, encode_row(known)))
         wanted = tuple(dict.fromkeys(a.action_id for a in actions))
-        added = {a.model for a in actions} - {self.actions[action_id].model for action_id in self.offered}
+        last = self.offered
+        added = {a.model for a in actions} - {self.actions[action_id].model for action_id in last.actions}
+        newcomers = set(self.policy.untried(added))
+        if last.seq == self.seq:  # the new row will replace it in the log
+            newcomers |= set(last.newcomers)
         row = OfferRow(
             seq=self.seq,
             actions=wanted,
             price_factors=dict(price_factors or {}),
             unit=self.unit,
+            encoder=self.encoder,
             baseline=baseline,
             mixed=mixed,
-            mixed_seq=self.seq if mixed and not self.mixed else self.mixed_seq,
-            newcomers=tuple(sorted(self.policy.untried(added))),
+            mixed_seq=self.seq if mixed and not last.mixed else last.mixed_seq,
+            newcomers=tuple(sorted(newcomers)),
         )
         offer(self.policy, row, self.actions)
-        before = (self.offered, self.price_factors, self.baseline, self.mixed)
+        before = (last.actions, last.price_factors, last.baseline, last.mixed)
         if (wanted, row.price_factors, baseline, mixed) != before:
             rows.append((row.key, encode_row(row)))
-            self._offers(row)
+            self.offered = row
         return rows
 
     def decide(
@@ -292,13 +290,20 @@ class Decider:
                 removed and there is no complete snapshot that replaces them.
         """
         restored = restore(
-            self.policy, log, snapshots, self.ended, whole=whole, without=without, unit=self.unit
+            self.policy,
+            log,
+            snapshots,
+            self.ended,
+            whole=whole,
+            without=without,
+            unit=self.unit,
+            encoder=self.encoder,
         )
         self.seq, self.clock = restored.seq, restored.clock
         self.context_offset, self.reward_offset = restored.context_offset, restored.reward_offset
         self.failure_offset = restored.failure_offset
         self.actions = restored.actions
-        self._offers(restored.offered)
+        self.offered = restored.offered
         self.prior, self.shares, self.ended = restored.prior, restored.shares, restored.ended
         self.sessions = restored.sessions
         return restored.found
@@ -362,10 +367,6 @@ class Decider:
             present=present,
         )
         return list(written)
-
-    def _offers(self, row: OfferRow) -> None:
-        self.offered, self.price_factors, self.baseline = row.actions, row.price_factors, row.baseline
-        self.mixed, self.mixed_seq = row.mixed, row.mixed_seq
 
     def _decide_fresh(
         self, asked: Sequence[tuple[QueryContext, Origin]], environment: DecisionEnvironment, timer: Timer
@@ -496,11 +497,11 @@ class Decider:
             clock=self.clock,
             seed=self.seed,
             encoder=self.encoder,
-            price_factors=self.price_factors,
+            price_factors=self.offered.price_factors,
             limit=self.limit - GROWTH,
             timer=timer,
             previous=previous,
-            baseline=self.baseline,
+            baseline=self.offered.baseline,
             sessions=self.sessions,
         )
 

@@ -116,7 +116,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     policy = decider.policy
     shadow_price = policy.pacer.shadow_price if policy.pacer else None
     objective = resolve_objective(record, environment, policy.name, shadow_price)
-    surface, baseline = policy.traits.surface, decider.baseline
+    surface, baseline = policy.traits.surface, decider.offered.baseline
     keeps = environment.session_action(record, decider.sessions)
     context = policy_context(
         record, environment, decider.encoder, surface, baseline=baseline, session_action=keeps

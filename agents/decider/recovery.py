@@ -85,6 +85,7 @@ def restore(
     whole: bool,
     without: Collection[bytes] = (),
     unit: CostUnit = "eflops",
+    encoder: str = "",
 ) -> Restored:
     """Restore the policy's state from its log, and return the rest of the learner's state.
 
@@ -96,16 +97,18 @@ def restore(
         whole: Whether to reject a log with a missing sequence number.
         without: As for `Decider.recover`.
         unit: The unit of the deployment's costs.
+        encoder: Identity of the deployment's query encoder; empty if unknown.
 
     Raises:
-        CorruptState: Costs are in the other unit; a row comes from another release; a sequence number is missing or
-            repeated; or no snapshot is complete although rows have been removed or the learner started from a prior.
+        CorruptState: Costs are in the other unit; the encoder is another; a row comes from another release; a sequence
+            number is missing or repeated; or no snapshot is complete although rows have been removed or the learner
+            started from a prior.
     """
     own, known, foreign = _sorted_out(dict(log), dict(snapshots))
     found, refused = snapshot.read(known, policy.load, most_ids=ended.most)
     if refused and found is None and (other := snapshot.read(known, lambda _: None)[0]) is not None:
-        # The policy also rejects a state in another unit, but without naming the unit in its error.
-        _require_unit((decode_row(key, value) for key, value in other.rows.items()), unit)
+        # The policy also rejects a state in another unit or from another encoder, but its error does not name them.
+        _require_same((decode_row(key, value) for key, value in other.rows.items()), unit, encoder)
     # Actions and offers never change, so those in a snapshot are still valid.
     carried = {} if found is None else dict(found.rows)
     carried = {k: v for k, v in carried.items() if not isinstance(own.get(k), Row) and k not in without}
@@ -116,7 +119,7 @@ def restore(
     rows = [row for row in own.values() if isinstance(row, Row)]
     offers = [row for row in own.values() if isinstance(row, OfferRow)]
     actions = {row.action: row for row in own.values() if isinstance(row, ActionRow)}
-    _require_unit(offers, unit)
+    _require_same(offers, unit, encoder)
     after = -1 if found is None else found.version
     if whole and (absent := sequence_gap(rows, after)) is not None:
         error = refused[0] if refused and found is None else absent
@@ -181,15 +184,18 @@ def restore(
     )
 
 
-def _require_unit(rows: Iterable[AnyRow], unit: CostUnit) -> None:
-    """Reject a log whose offers have costs in another unit, since they cannot be converted."""
+def _require_same(rows: Iterable[AnyRow], unit: CostUnit, encoder: str) -> None:
+    """Reject a log whose costs are in another unit or whose questions another encoder embedded: neither converts."""
+    reset = "or start over with `python -m streams learner reset`, or under another topic prefix"
     for row in rows:
-        if isinstance(row, OfferRow) and row.unit != unit:
-            fix = (
-                "go back to a catalogue with costs in that unit, or start over with "
-                "`python -m streams learner reset`, or under another topic prefix"
-            )
+        if not isinstance(row, OfferRow):
+            continue
+        if row.unit != unit:
+            fix = f"go back to a catalogue with costs in that unit, {reset}"
             raise CorruptState("the unit of costs", row.unit, unit, fix)
+        if row.encoder and encoder and row.encoder != encoder:
+            fix = f"go back to that encoder (UNISCALE_ENCODER), {reset}"
+            raise CorruptState("the query encoder", row.encoder, encoder, fix)
 
 
 def _fix(rows: Sequence[Row], policy: Policy, fix: str) -> str:

@@ -125,6 +125,7 @@ class OfferRow(
         price_factors: Price of an eFLOP on each model whose price is not 1, or, if costs are in USD, each model's token
             prices.
         unit: Unit of costs, the same for the whole log.
+        encoder: Identity of the query encoder, likewise; empty in rows of earlier releases.
         baseline: The action to take until the policy has learned from a graded answer; empty if one verifier scores all
             models.
         mixed: Whether no one verifier scores all models, so that no score replaces an unknown correctness.
@@ -137,6 +138,7 @@ class OfferRow(
     actions: tuple[str, ...]
     price_factors: dict[str, Rate] = {}
     unit: CostUnit = "eflops"
+    encoder: str = ""
     baseline: str = ""
     mixed: bool = False
     mixed_seq: int = -1

@@ -11,7 +11,7 @@ import numpy as np
 from agents.bandit.learner import header, unpack
 from agents.decider.decider import Decider
 from agents.decider.policy_fold import offer
-from agents.decider.rows import ENDED, OfferRow, Row, decode_row
+from agents.decider.rows import ENDED, Row, decode_row
 from agents.decider.snapshot import EndedIds
 from agents.embedding import encoder_id
 from streams.control_follower import catalogue_of
@@ -40,8 +40,7 @@ def folded(service: DeciderService, log: Records, snapshots: Records) -> Decider
         ended=EndedIds(settings.policy.remembered_ids),
     )
     fold.recover(log.items(), snapshots.items())
-    offered = OfferRow(seq=fold.seq, actions=fold.offered, price_factors=dict(fold.price_factors))
-    offer(fold.policy, offered, fold.actions)
+    offer(fold.policy, fold.offered, fold.actions)
     return fold
 
 

@@ -11,7 +11,9 @@ from typing import Final
 
 from agents.decider.categories import NO_KEYS, ContextKeys, categories_of
 from agents.decider.decider import Decider
+from agents.decider.policy_fold import outcome_weights
 from agents.decider.rows import REFIT_KEY, Row, decode_row
+from agents.decider.shares import THINNED
 from agents.decider.snapshot import SNAPSHOT_KEY
 from agents.decider.verify import load_replay, mismatches
 from schemas.answer import Answer
@@ -315,23 +317,19 @@ def _chosen(life: Life) -> Iterator[str]:
 
 
 def _taught(life: Life) -> Iterator[str]:
-    """Yield outcomes that were learned although their tenant had contributed more than all other tenants combined."""
+    """Yield outcomes that were learned although their tenant had taught more than all others and was not thinned."""
     if life.snapshots():
         return  # rows may have left the log, or earlier outcomes may count
     rows = (decode_row(key, value) for key, value in life.broker.changelog(life.log, 0).items())
-    learned = sorted(
-        (max(row.learned_seq, row.ended_seq if row.stage == "priced" else -1), row.tenant)
-        for row in rows
-        if isinstance(row, Row)
-    )
     weight: Counter[str] = Counter()
-    for seq, tenant in learned:
-        if seq < 0:
-            continue
+    unlearned: Counter[str] = Counter()  # outcomes since the last one that was learned
+    for tenant, learned in outcome_weights(row for row in rows if isinstance(row, Row)):
         others = weight.total() - weight[tenant]
-        if 0 < others < weight[tenant]:
-            yield f"taught too much: {tenant!r} at {seq}: {weight[tenant]} outcomes, all others {others}"
-        weight[tenant] += 1
+        most = tenant and others > weight[""] and weight[tenant] > others
+        if most and learned and unlearned[tenant] < THINNED - 1:
+            yield f"taught too much: {tenant!r}: {weight[tenant]} outcomes, all others {others}"
+        weight[tenant] += learned
+        unlearned[tenant] = 0 if learned else unlearned[tenant] + 1
 
 
 _EXPLAINED: Final = {

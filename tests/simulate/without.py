@@ -114,8 +114,11 @@ FIXES = {
     "tenants share the places": Fix(
         Admission, "_kind", {"return served, place.tenant": 'return True, ""'}, (87,)
     ),
-    "no tenant teaches more than the others": Fix(
-        TeachingShares, "weight", {"return int(self._weight[own] <= others)": "return 1"}, (2,)
+    "a tenant that teaches more than the others is thinned": Fix(
+        TeachingShares,
+        "weight",
+        {"return int(self._weight[own] <= others or self._since[own] >= THINNED - 1)": "return 1"},
+        (2,),
     ),
     "rows leave the question out": Fix(
         decisions,  # where it is called from

@@ -130,6 +130,7 @@ class Shard:
         record = QueryContext(
             query=Query(**{"query_id": query_id or f"q{at}", "text": "1 + 1?", **query}),
             embedding=unit(self.rng.normal(size=12)).astype("<f4").tobytes(),
+            encoder=self.options.get("encoder", ""),
             origin=Origin(topic="query", partition=0, offset=at),
         )
         return record, Origin(topic="context", partition=0, offset=at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,12 @@ import pytest
 from agents.bandit.baselines import KNN, MLP, NetworkSettings
 from agents.bandit.contextual import Contextual
 from agents.bandit.contextual_features import ContextualFeatures
-from agents.bandit.errors import DuplicateQuery, InvalidObservation, UnservedObjective
+from agents.bandit.errors import CorruptState, DuplicateQuery, InvalidObservation, UnservedObjective
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson
 from agents.bandit.pacing import Pacer
-from agents.bandit.policy import Context, Objective, Prediction, Target
+from agents.bandit.policy import ActionVector, Context, Objective, Prediction, Target
 from agents.catalogue.action_space import ActionSpace
 from agents.catalogue.control_state import ControlState
 from agents.catalogue.endpoints import Endpoint
@@ -37,6 +38,7 @@ from schemas.query import Message, Origin
 from schemas.record import decode
 from schemas.spent import Spent
 from tests.support.shard import Shard
+from tests.support.worlds import unit
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "linucb": LinUCB,
@@ -171,7 +173,7 @@ def test_recovery_and_replay_agree_once_mixed(shard: Shard) -> None:
     before = shard.decider
     shard.crash()
     shard.same_as(before)
-    assert (shard.decider.mixed, shard.decider.mixed_seq) == (before.mixed, before.mixed_seq)
+    assert shard.decider.offered == before.offered
     rows = [decode_row(key, value) for key, value in shard.table.items()]
     assert list(mismatches(shard.policy(), rows, seed=7)) == []
     offers = sorted((row for row in rows if isinstance(row, OfferRow)), key=lambda row: row.seq)
@@ -199,6 +201,63 @@ def test_a_model_that_joins_is_on_record_as_one(snapshot: bool) -> None:
     assert list(mismatches(policy, rows, seed=7, after=after)) == []
     offers = sorted((row for row in rows if isinstance(row, OfferRow)), key=lambda row: row.seq)
     assert [row.newcomers for row in offers] == [(), (names[2],), ()]
+
+
+def joining(shard: Shard, at: int, base: str = "") -> None:
+    """Let the model at this place of the catalogue join."""
+    name = shard.catalogue.model_names[at]
+    action = Action(model=name, qp=1, cp=1, bs=1)
+    row = unit(shard.rng.normal(size=10) + 2.0)
+    shard.vectors[action.id] = ActionVector(action.id, name, row, 1e9, base)
+    shard.use(ActionSpace((*shard.space, action)))
+
+
+def test_two_models_that_join_between_two_decisions_are_both_on_record() -> None:
+    shard = Shard(MAKERS["contextual"], models=2)
+    live(shard, 3)
+    joining(shard, 2)
+    joining(shard, 3)  # the row of this offer replaces the other's
+    live(shard, 3)
+    before = shard.decider
+    shard.crash()
+    assert before.policy.state() == shard.decider.policy.state()
+    policy = shard.policy()
+    rows, after = load_replay(policy, shard.table)
+    assert list(mismatches(policy, rows, seed=7, after=after)) == []
+    assert {name for row in rows if isinstance(row, OfferRow) for name in row.newcomers} == set(
+        shard.catalogue.model_names[2:4]
+    )
+
+
+def test_recovery_takes_a_logged_refit_although_efforts_joined_later() -> None:
+    """It adds all actions at once, and then the efforts' features come last."""
+    shard = Shard(MAKERS["contextual"], models=2)
+    live(shard, 3)
+    joining(shard, 2, base="one")
+    live(shard, 5)
+    joining(shard, 3, base="two")
+    live(shard, 1)
+    before = shard.decider.policy
+    shard.crash()
+    recovered = shard.decider.policy
+    assert isinstance(before, Contextual)
+    assert isinstance(recovered, Contextual)
+    assert [name for name in before.features.names if name.startswith("effort")] != []
+    assert recovered.features.names == before.features.names
+    assert dict(recovered.refits.results) == {}, "none had to be estimated again"
+
+
+def test_log_of_another_encoder_is_refused() -> None:
+    shard = Shard(MAKERS["contextual"], models=2, encoder="one@1/12")
+    live(shard, 3)
+    for _ in range(2):
+        for encoder, wrong in (("one@1/12", False), ("two@1/12", True)):
+            shard.options["encoder"] = encoder
+            with pytest.raises(CorruptState, match="encoder: found 'one@1/12'") if wrong else nullcontext():
+                shard.crash()
+        shard.options["encoder"] = "one@1/12"
+        shard.crash()
+        shard.apply(shard.snapshot())
 
 
 def test_snapshot_knows_that_scores_were_distrusted() -> None:
@@ -409,7 +468,8 @@ def test_one_bad_context_of_a_batch_is_refused_alone(shard: Shard) -> None:
 
 
 def test_a_vector_of_another_encoder_is_refused() -> None:
-    shard = Shard(LinUCB, encoder="minilm")
+    shard = Shard(LinUCB)
+    shard.decider.encoder = "minilm"
     assert "embed the query with 'minilm'" in str(shard.ask(shard.context())[0].error)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -386,6 +387,19 @@ def test_newcomer_gets_more_optimism_until_it_is_familiar() -> None:
             factor = OPTIMISM if action.startswith("new/") and at < FAMILIAR else 1.0
             assert width == pytest.approx(factor * plain[action])
         learn(policy, questions(traffic, 1)[0], "new/1/1/1", (1.0, 24.0))
+
+
+@pytest.mark.parametrize("factor", [40.0, 0.02])
+def test_cost_of_a_newcomer_is_learned_however_wrong_its_guess_was(factor: float) -> None:
+    policy, traffic = joined()
+    at = policy.features.index["new/1/1/1"]
+    cost = policy.features.anchors[at] * factor
+    for _ in range(60):
+        learn(policy, questions(traffic, 1)[0], "new/1/1/1", (1.0, math.log(cost)))
+    (context,) = questions(traffic, 1)
+    (query,) = policy.features.queries([(context.query_id, context.embedding)])
+    predicted = policy.estimates.predicted(policy.features.short(query, ()))[at, COST]
+    assert cost / 1.5 < predicted < cost * 1.5
 
 
 def test_a_good_model_that_joins_gets_its_share() -> None:
