@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import asdict
 
 from agents.bandit.learner import header, unpack
 from agents.decider.decider import Decider
@@ -63,9 +64,9 @@ def compared(service: DeciderService, log: Records, snapshots: Records) -> Itera
 
 def differences(one: Decider, two: Decider) -> Iterator[str]:
     """Yield the differences between two learners, except those between their ended ids."""
-    names = ("context_offset", "reward_offset", "failure_offset", "offered", "price_factors", "prior")
-    for name in (*names, "mixed", "mixed_seq"):
+    for name in ("context_offset", "reward_offset", "failure_offset", "prior"):
         yield from _values(f"the decider's {name}", getattr(one, name), getattr(two, name))
+    yield from _values("the decider's offered", asdict(one.offered), asdict(two.offered))
     yield from _values("the decider's actions", dict(one.actions), dict(two.actions))
     if one.shares.window() != two.shares.window():
         yield "the tenants of the latest outcomes differ"

@@ -4,8 +4,10 @@ import asyncio
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agents.bandit.contextual import Contextual
 from agents.bandit.exploration import Explored
@@ -60,6 +62,10 @@ def _policy(change: Callable[[Contextual], object]) -> Callable[[Decider], objec
     return of
 
 
+def _offered(**changes: Any) -> Callable[[Decider], object]:
+    return lambda decider: setattr(decider, "offered", replace(decider.offered, **changes))
+
+
 FALSIFIED: dict[str, Callable[[Decider], object]] = {
     "paces": _policy(lambda p: setattr(next(iter(p.pacer.accounts.values())), "price", 1e9)),
     "open": _policy(lambda p: p.pacer.open.update(ghost=(("a", "x"), 1.0, 1.0))),
@@ -74,10 +80,10 @@ FALSIFIED: dict[str, Callable[[Decider], object]] = {
     "the tenants": lambda d: setattr(d, "shares", TeachingShares(10_000)),
     "ids of ended queries": lambda d: setattr(d, "ended", EndedIds()),
     "prior": lambda d: setattr(d, "prior", "0" * 64),
-    "the decider's price_factors": lambda d: setattr(d, "price_factors", {"large": 5.0}),
+    "offered.price_factors": _offered(price_factors={"large": 5.0}),
     "context_offset": lambda d: setattr(d, "context_offset", 10**9),
     "reward_offset": lambda d: setattr(d, "reward_offset", 10**9),
-    "offered": lambda d: setattr(d, "offered", ()),
+    "offered.actions": _offered(actions=()),
     "actions": lambda d: d.actions.clear(),
     "seq": lambda d: setattr(d, "seq", 10**6),
 }

@@ -212,7 +212,7 @@ async def test_vllm_models_are_billed_by_token_and_learn_tokens(
             assert rows[query_id].tokens == (own.output, own.input), "whatever they cost"
     reproduced(cluster)
     decider = recovered(cluster)
-    assert decider.price_factors == {"small": new, "large": Prices(**DEAR)}
+    assert decider.offered.price_factors == {"small": new, "large": Prices(**DEAR)}
     if policy == "contextual":
         assert decider.policy.state() == state
     assert audited(cluster).discrepancies == []

@@ -83,7 +83,7 @@ async def test_price_change_applies_from_the_next_decision(
     rows, _ = reproduced(cluster)
     assert {r.price_factor for r in rows if isinstance(r, Row)} == {1.0, FACTOR}
     decider = recovered(cluster)
-    assert decider.price_factors == {}
+    assert decider.offered.price_factors == {}
     if policy == "contextual":
         assert decider.policy.state() == state
     assert audited(cluster).discrepancies == []

@@ -212,7 +212,7 @@ def joining(shard: Shard, at: int, base: str = "") -> None:
     shard.use(ActionSpace((*shard.space, action)))
 
 
-def test_two_models_that_join_between_two_decisions_are_both_on_record() -> None:
+def test_models_that_join_between_two_decisions_are_on_record() -> None:
     shard = Shard(MAKERS["contextual"], models=2)
     live(shard, 3)
     joining(shard, 2)
@@ -229,7 +229,7 @@ def test_two_models_that_join_between_two_decisions_are_both_on_record() -> None
     )
 
 
-def test_recovery_takes_a_logged_refit_although_efforts_joined_later() -> None:
+def test_recovery_takes_a_refit_around_which_efforts_joined() -> None:
     """It adds all actions at once, and then the efforts' features come last."""
     shard = Shard(MAKERS["contextual"], models=2)
     live(shard, 3)

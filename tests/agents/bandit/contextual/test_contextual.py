@@ -390,7 +390,7 @@ def test_newcomer_gets_more_optimism_until_it_is_familiar() -> None:
 
 
 @pytest.mark.parametrize("factor", [40.0, 0.02])
-def test_cost_of_a_newcomer_is_learned_however_wrong_its_guess_was(factor: float) -> None:
+def test_cost_of_a_newcomer_is_learned_though_guessed_wrong(factor: float) -> None:
     policy, traffic = joined()
     at = policy.features.index["new/1/1/1"]
     cost = policy.features.anchors[at] * factor
