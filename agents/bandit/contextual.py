@@ -125,12 +125,6 @@ class Regression:
         d = self._features
         return np.asarray(self.centre + d.sides @ d.project(z, self.theta))
 
-    def usual(self) -> Vector:
-        """Return the first target's prediction for every action without what depends on the question, shape (n,)."""
-        d = self._features
-        # z's constant is 1, and x = g ⊗ z, so its columns are the first of each of the J groups of `rank`.
-        return np.asarray(self.centre[0] + d.sides @ self.theta[: d.plain_dim : d.rank, 0])
-
     def parts(self, x: Vector) -> list[Contribution]:
         """Return the centre, followed by each block's contribution to the first target's prediction and its variance.
 
@@ -280,12 +274,18 @@ class Refit:
 # tokens are learned if costs are in USD: the regression then has two targets, each with its own anchor.
 
 BOUNDS: Final = (0.2, 5.0)
-"""Bounds on a predicted cost, in units of what the action usually costs. Without them, an unusual question could look
-far too cheap."""
+"""Bounds on a predicted cost, in units of the anchor. Without them, an unusual question could look far too cheap. They
+widen for a model whose outcomes cost far more or less than its anchors, which are guesses for a model that joined."""
 
 PROMPT_BOUNDS: Final = (0.02, 50.0)
-"""Bounds on predicted prompt tokens, in units of the anchor. They are wider because prompt lengths vary more and can be
-seen in the question."""
+"""The same bounds, for prompt tokens. They are wider because prompt lengths vary more and can be seen in the
+question."""
+
+FIRST_RATIO: Final = (2, 0.0)
+"""Number and mean that a model's ln(cost / anchor) begins with."""
+
+MOST_RATIOS: Final = 80
+"""Maximum number of outcomes in that mean; from then on, it forgets older ones."""
 
 UNKNOWN: Final = Prices(input=1.0, output=1.0)
 """Placeholder prices for an unavailable model. They never affect a choice."""
@@ -302,6 +302,7 @@ class Estimates:
         paid: The regression of ln(cost); in USD, of ln(generated tokens) and ln(prompt tokens). Targets are in units
             of the anchors.
         tried: Number of outcomes of each model, including a prior's.
+        ratios: Number of each model's outcomes with a cost since the last refit, and their mean ln(cost / anchor).
         standing: Number of each model's outcomes that have a score in place of Correct.
         distrusted: Sequence number from which on such outcomes count less; -1 for none.
         price_factors: Price factor of each model: the price of one eFLOP on it, 1 for models not listed; in USD, the
@@ -315,6 +316,7 @@ class Estimates:
         self.right = Regression(features, 0, np.array([0.5, 0.5]), 0.2)
         self.paid = Regression(features, 1, np.zeros(2 if features.in_tokens else 1), 1.0)
         self.tried: dict[str, int] = {}
+        self.ratios: dict[str, tuple[int, float]] = {}
         self.standing: dict[str, int] = {}
         self.price_factors: dict[str, Rate] = {}
         self.costs, self.accuracy = CostDrift(), AccuracyDrift()
@@ -407,7 +409,7 @@ class Estimates:
         else:
             self._compare(x, model, o.correct, o.seq)
         self._add_right(x, model, o)
-        self.paid.add(x, paid)
+        self._add_paid(x, model, paid)
 
     def fail(self, z: Vector, action: int, o: Observation) -> None:
         """Learn that a model returned no text. This counts as a wrong answer; the cost regression is not updated."""
@@ -418,6 +420,14 @@ class Estimates:
     def _add_right(self, x: Vector, model: str, o: Observation) -> None:
         self.right.add(x, np.array([o.entered, o.score]))
         self._count_try(model)
+
+    def _add_paid(self, x: Vector, model: str, paid: Vector) -> None:
+        self.paid.add(x, paid)
+        if not self.features.scales:
+            return  # before the first refit, all anchors are guesses on one scale, and may be wrong by one factor
+        count, mean = self.ratios.get(model, FIRST_RATIO)
+        count = min(count + 1, MOST_RATIOS)
+        self.ratios[model] = (count, mean + (float(paid[0]) - mean) / count)
 
     def _count_try(self, model: str) -> None:
         self.tried[model] = self.tried.get(model, 0) + 1
@@ -448,9 +458,10 @@ class Estimates:
 
         The cost does not count towards drift: the search was ended early by the client, not by the model.
         """
+        model = self.features.models[action]
         if o.tried:
-            self._count_try(self.features.models[action])
-        self.paid.add(self.features.row(z, action), self._paid(o, action))
+            self._count_try(model)
+        self._add_paid(self.features.row(z, action), model, self._paid(o, action))
 
     def amend(self, z: Vector, action: int, o: Observation) -> None:
         """Replace Correct in a learned outcome.
@@ -492,7 +503,7 @@ class Estimates:
         if known is None and d.categories and not (self.right.any_category or self.paid.any_category):
             # Nothing is to be held out on account of categories that do not count.
             made = learned(fit_directions(d, replace(history, categories=()), firsts))
-        self.costs, self.accuracy = CostDrift(), AccuracyDrift()
+        self.costs, self.accuracy, self.ratios = CostDrift(), AccuracyDrift(), {}
         self._refactor()
         counts = np.bincount(history.action, minlength=len(d.ids))
         self.tried = {}
@@ -517,6 +528,8 @@ class Estimates:
         }
         if self.distrusted >= 0:  # states saved by earlier releases have no such key
             meta["distrusted"] = self.distrusted
+        if self.ratios:  # likewise
+            meta["ratios"] = self.ratios
         return meta, of_right | of_paid
 
     def restore(self, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -529,6 +542,7 @@ class Estimates:
         self.accuracy.sums = {model: (*sums, 0.0)[:3] for model, sums in meta["accuracy_drift"].items()}
         self.accuracy.changed = dict(meta.get("accuracy_changed", {}))
         self.standing = dict(meta.get("standing", {}))
+        self.ratios = {model: (count, mean) for model, (count, mean) in meta.get("ratios", {}).items()}
         self.distrusted = meta.get("distrusted", -1)
         self.reprice(msgspec.convert(meta["price_factors"], dict[str, Rate]))
 
@@ -537,12 +551,10 @@ class Estimates:
         return min(self.paid.noise / 2.0, math.log(BOUNDS[1]))
 
     def _bounded(self, log_ratio: Matrix, actions: np.ndarray | slice) -> Matrix:
-        """Return ln(cost / anchor), shape (…, n), within bounds around the actions' usual one.
-
-        The anchor of a model that joined is a guess until the next refit, so it is no centre for bounds.
-        """
-        usual = self.paid.usual()[actions]
-        return np.asarray(usual + np.clip(log_ratio - usual, *np.log(BOUNDS)))
+        """Return ln(cost / anchor) within its bounds, shape (…, n)."""
+        low, high = np.log(BOUNDS)
+        usual = np.array([self.ratios.get(model, FIRST_RATIO)[1] for model in self.features.models])[actions]
+        return np.clip(log_ratio, low + np.minimum(usual, 0.0), high + np.maximum(usual, 0.0))
 
     def _refactor(self) -> None:
         of, prompts = {}, {}

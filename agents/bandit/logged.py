@@ -152,7 +152,8 @@ def prior_of_log(
 def _require_fit(row: LoggedOutcome, catalogue: Catalogue) -> None:
     if (model := Action.parse(row.action).model) not in catalogue.model_names:
         raise LogError(
-            f"model {model!r} of an outcome is not in the catalogue ({', '.join(catalogue.model_names)})"
+            f"model {model!r} of an outcome is not in the catalogue ({', '.join(catalogue.model_names)}); "
+            "add its entry, or leave out its lines"
         )
     if row.unit != catalogue.unit:
         raise LogError(

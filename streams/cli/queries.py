@@ -577,7 +577,7 @@ def _reward(console: Console, reward: Reward) -> None:
         )
     if reward.missing:
         console.print(f"could not be computed: {reward.missing}")
-    if reward.closes and reward.cost_only and not reward.bounded:
+    if reward.closes and reward.cost_only and not (reward.bounded or reward.fault):
         console.print("nobody graded it, and no score stands in for that: its cost alone is learned")
     if reward.price is not None:
         p = reward.price

@@ -41,6 +41,10 @@ _data = click.option(
 )
 
 
+READY_S = 1800.0
+"""Seconds that `up` waits for its services. The first import of vLLM alone takes minutes on a busy machine."""
+
+
 @click.command()
 @click.argument("service", type=click.Choice(list(SERVICES)))
 @click.option(
@@ -114,6 +118,10 @@ def up(
 
     To try it out: `python -m streams up --broker auto`.
     """
+    if gateway:
+        from streams.gateway.app import listen
+
+        listen(settings.gateway.host, settings.gateway.port).close()  # the gateway itself starts last
     with stopped_by_signals(), contextlib.ExitStack() as stack:
         broker = None
         click.echo(
@@ -148,7 +156,7 @@ def up(
             if broker is not None:
                 broker.revive(click.echo)
 
-        supervisor.wait_ready(600, tick=watch, say=click.echo)
+        supervisor.wait_ready(READY_S, tick=watch, say=click.echo)
         click.echo(f"all {len(services)} services are ready; log in {log_path}")
         if gateway:
             click.echo(f"gateway: http://{settings.gateway.host}:{settings.gateway.port}/")

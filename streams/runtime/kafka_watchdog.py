@@ -142,9 +142,11 @@ async def watch_liveness(runtime: KafkaRuntime) -> None:
         if consumer.moved != moved or not (consumer.busy or waited_for(consumer)):
             moved, since = consumer.moved, now
         if now - since > most_s and not consumer.busy:
+            reason = f"records wait and nothing has moved for {most_s:.0f} s"
+            log.error("%s; what each task waits for:", reason)
             for task in asyncio.all_tasks():
-                log.warning("%s: %s", task.get_name(), " > ".join(awaited(task)))
-            crash(f"records wait and nothing has moved for {most_s:.0f} s")
+                log.info("%s: %s", task.get_name(), " > ".join(awaited(task)))
+            crash(reason)
 
 
 def awaited(task: asyncio.Task[Any]) -> list[str]:

@@ -28,6 +28,7 @@ class Heartbeats:
         self._runtime = runtime
         self._engines = engines
         self._busy = busy
+        self._suspended: set[str] = set()
         engines.probed = self._count_probe
 
     def models(self) -> list[Model]:
@@ -45,6 +46,7 @@ class Heartbeats:
             for each in health:
                 runtime.metrics.suspended.labels(each.model).set(each.state == "suspended")
                 runtime.metrics.servers_down.labels(each.model).set(each.servers_down)
+            self._log_suspensions(health)
             try:
                 await runtime.send(self._heartbeat(health))
             except Unavailable as error:
@@ -66,6 +68,16 @@ class Heartbeats:
         # later.
         with contextlib.suppress(Unavailable, TimeoutError):
             await asyncio.wait_for(self._runtime.send(self._heartbeat(stopping=True)), 1.0)
+
+    def _log_suspensions(self, health: tuple[ModelHealth, ...]) -> None:
+        """Log each model that is newly suspended, and each that is ready again."""
+        for each in health:
+            if each.state == "suspended" and each.model not in self._suspended:
+                self._suspended.add(each.model)
+                log.warning("%s is suspended, and other models get its queries: %s", each.model, each.why)
+            elif each.state == "ready" and each.model in self._suspended:
+                self._suspended.remove(each.model)
+                log.warning("%s is ready again", each.model)
 
     def _count_probe(self, model: str, passed: bool) -> None:
         self._runtime.metrics.probes.labels(model, "passed" if passed else "failed").inc()

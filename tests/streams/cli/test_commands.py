@@ -4,6 +4,7 @@ import contextlib
 import marshal
 import os
 import pty
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -77,6 +78,15 @@ def test_a_refusal_is_one_line_and_exit_code_1(
     result = CliRunner().invoke(main, arguments, env=environ)
     assert result.exit_code == 1
     assert words in result.output.splitlines()[-1]
+
+
+def test_up_refuses_a_taken_gateway_port_before_it_starts_anything() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(main, ["up", "--gateway"], env={"UNISCALE_GATEWAY_PORT": str(port)})
+    assert result.exit_code == 1
+    assert f"gateway_port: the gateway cannot listen on 127.0.0.1:{port}" in result.output
+    assert "log of the services" not in result.output
 
 
 @pytest.mark.parametrize(

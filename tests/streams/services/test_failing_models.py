@@ -103,7 +103,12 @@ def check(cluster: Cluster, audited: Audit) -> None:
 @pytest.mark.seconds
 @pytest.mark.parametrize("how", ["refuses", "babbles"])
 def test_a_model_that_fails_from_the_start_is_soon_left_alone(
-    how: str, in_memory: InMemory, ask: Ask, audited: Audit, failing: type[Failing]
+    how: str,
+    in_memory: InMemory,
+    ask: Ask,
+    audited: Audit,
+    failing: type[Failing],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     failing.how = how
 
@@ -122,6 +127,8 @@ def test_a_model_that_fails_from_the_start_is_soon_left_alone(
             await asyncio.sleep(200.0)  # longer than the pause between two probes is by now
             assert state(cluster) == "ready"
             assert failing.asked == asked_before, "only probes were sent"
+            told = [each for each in caplog.messages if each.startswith("large is")]
+            assert [each.split(",")[0] for each in told] == ["large is suspended", "large is ready again"]
 
     run(scenario())
 
