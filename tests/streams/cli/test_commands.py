@@ -80,7 +80,7 @@ def test_a_refusal_is_one_line_and_exit_code_1(
     assert words in result.output.splitlines()[-1]
 
 
-def test_up_refuses_a_taken_gateway_port_before_it_starts_anything() -> None:
+def test_up_refuses_a_taken_gateway_port_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = CliRunner().invoke(main, ["up", "--gateway"], env={"UNISCALE_GATEWAY_PORT": str(port)})
