@@ -275,7 +275,7 @@ class Refit:
 
 BOUNDS: Final = (0.2, 5.0)
 """Bounds on a predicted cost, in units of the anchor. Without them, an unusual question could look far too cheap. They
-widen for a model whose outcomes cost far more or less than its anchors, which are guesses for a model that joined."""
+widen for a model that joined after the last refit, whose anchors are guesses, if its outcomes cost far more or less."""
 
 PROMPT_BOUNDS: Final = (0.02, 50.0)
 """The same bounds, for prompt tokens. They are wider because prompt lengths vary more and can be seen in the
@@ -302,7 +302,8 @@ class Estimates:
         paid: The regression of ln(cost); in USD, of ln(generated tokens) and ln(prompt tokens). Targets are in units
             of the anchors.
         tried: Number of outcomes of each model, including a prior's.
-        ratios: Number of each model's outcomes with a cost since the last refit, and their mean ln(cost / anchor).
+        ratios: For each model whose anchors are guesses, the number of outcomes with a cost, and their mean
+            ln(cost / anchor).
         standing: Number of each model's outcomes that have a score in place of Correct.
         distrusted: Sequence number from which on such outcomes count less; -1 for none.
         price_factors: Price factor of each model: the price of one eFLOP on it, 1 for models not listed; in USD, the
@@ -423,8 +424,10 @@ class Estimates:
 
     def _add_paid(self, x: Vector, model: str, paid: Vector) -> None:
         self.paid.add(x, paid)
-        if not self.features.scales:
-            return  # before the first refit, all anchors are guesses on one scale, and may be wrong by one factor
+        measured = self.features.scales
+        # Before the first refit, all anchors are guesses, and may be wrong by one and the same factor.
+        if not measured or model in measured:
+            return
         count, mean = self.ratios.get(model, FIRST_RATIO)
         count = min(count + 1, MOST_RATIOS)
         self.ratios[model] = (count, mean + (float(paid[0]) - mean) / count)
