@@ -335,9 +335,8 @@ def to_query(
     if request.stream and (request.n or 1) > 1:
         raise unsupported("n", "a stream has one choice; ask without stream, or leave n out")
     if asked.pin is not None and request.n is not None and request.n > _paths(asked.pin):
-        raise invalid(
-            "n", f"n is {request.n}, and {asked.pin} drafts {_paths(asked.pin)} paths; ask for fewer choices"
-        )
+        why = f"n is {request.n}, and {asked.pin} drafts {_paths(asked.pin)} paths; ask for fewer choices"
+        raise invalid("n", why, "invalid_value")
     if asked.objective is not None and _has_objective(extension):
         why = f"the model name already asks for objective {asked.objective!r}; give one of the two"
         raise invalid("uniscale", why)

@@ -14,7 +14,7 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
 from tests.streams.test_chat_models import chat, start  # noqa: F401  # a fixture
-from tests.support.gateway_deployment import ASK, Deploy, GatewayDeployment
+from tests.support.gateway_deployment import ASK, Deploy, GatewayDeployment, refused
 from tests.support.upstream import Body, Upstream
 
 ALL = ["tools", "json", "images", "audio", "logprobs"]
@@ -179,6 +179,26 @@ def test_calls_are_streamed_and_the_last_chunk_has_the_cost(
     last = chunks[-1].usage
     assert last is not None
     assert last.model_extra == {"cost": cost, "cost_details": {"upstream_inference_cost": cost}}
+
+
+def test_n_beyond_every_configuration_is_refused_unsent(site: GatewayDeployment) -> None:
+    before = len(site.records(site.topics.query))
+    plain: Body = {"model": "auto", "messages": [{"role": "user", "content": "How much is 2 + 3?"}]}
+    several: list[tuple[str, Body]] = [
+        ("more than 4 paths; ask for at most 4", {"n": 5}),
+        ("more than one path; ask for at most 1", {"n": 3, "model": "plain"}),
+    ]
+    with site.http() as http:
+        for said, more in several:
+            for path in (ASK, "/v1/decide"):
+                error = refused(http.post(path, json={**plain, **more}), 400, "n")
+                assert error["code"] == "invalid_value"
+                assert said in error["message"]
+        error = refused(http.post(ASK, json={**plain, "n": 5, "model": "able/4/1/1"}), 400, "n")
+        assert error["code"] == "invalid_value"
+        assert len(site.records(site.topics.query)) == before
+        assert site.records(site.topics.dead_letter) == []
+        assert len(http.post(ASK, json={**plain, "n": 4}).json()["choices"]) == 4
 
 
 def test_a_format_reaches_the_upstream_and_json_the_client(
