@@ -102,7 +102,7 @@ def own_name(param: str, names: Mapping[str, str]) -> str:
     return param
 
 
-def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
     """Return a 400 that names the field."""
     return ApiError(400, message, param=param, code=code)
 
@@ -119,8 +119,18 @@ def of_record(error: RecordError, code: str = "invalid_value") -> ApiError:
 
 
 def of_json(error: msgspec.ValidationError) -> ApiError:
-    """Return the 400 for a body with a wrong type."""
-    return of_record(invalid_field("body", error), "invalid_type")
+    """Return the 400 for a body that does not fit its type."""
+    return of_record(invalid_field("body", error), code_of(error))
+
+
+def code_of(error: msgspec.ValidationError) -> str:
+    """Return the code of a validation error: only a value of another type, or none, is an `invalid_type`."""
+    said = str(error)
+    if isinstance(error.__cause__, RecordError):
+        return "invalid_value"
+    if "unknown field" in said:
+        return "unknown_parameter"
+    return "invalid_type" if ", got `" in said or "missing required field" in said else "invalid_value"
 
 
 def not_found(what: str, value: str, code: str = "not_found") -> ApiError:

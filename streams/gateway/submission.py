@@ -132,7 +132,7 @@ class QuerySubmitter:
         timeout_s = request.extension.timeout_s or self._runtime.settings.queries.timeout_s
         if idempotency_key is not None:
             if not 1 <= len(idempotency_key) <= 255:
-                raise ApiError(400, "Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
+                raise invalid("Idempotency-Key", "Idempotency-Key must have 1 to 255 characters")
             query_id = keyed_id(who.account, idempotency_key, protocol)
             if (known := self._index.find(query_id)) is not None:
                 if known.digest != digest:

@@ -252,6 +252,29 @@ def test_tools_and_images_of_a_conversation_are_kept() -> None:
     assert made.required == ("tools", "images")
 
 
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"n": 0}, "invalid_value"),
+        ({"temperature": -1}, "invalid_value"),
+        ({"top_logprobs": 99, "logprobs": True}, "invalid_value"),
+        ({"top_logprobs": 3}, "invalid_value"),
+        ({"max_tokens": 0}, "invalid_value"),
+        ({"uniscale": {"weights": {"correct": -1}}}, "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "invalid_value"),
+        ({"temperature": "hot"}, "invalid_type"),
+        ({"verbosity": 3}, "invalid_type"),
+        ({"messages": [{"role": "user", "content": None}]}, "invalid_type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "invalid_type"),
+        ({"uniscale": {"objectiv": "x"}}, "unknown_parameter"),
+    ],
+)
+def test_equal_mistakes_have_equal_codes(more: dict[str, object], code: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        query(request(**more))
+    assert (refused.value.status, refused.value.code) == (400, code)
+
+
 @pytest.mark.parametrize(("more", "name"), IGNORED)
 def test_unsupported_field_is_ignored_or_strictly_refused(more: dict[str, object], name: str) -> None:
     parsed = request(**more)
