@@ -284,13 +284,21 @@ def test_sampling_reaches_the_model_and_teaches_within_reason(
 
 
 @pytest.mark.parametrize(
-    ("more", "param"),
+    ("more", "param", "said"),
     [
-        ({"tools": [ADD]}, "tools"),
-        ({"response_format": SUM}, "response_format"),
-        ({"logprobs": True}, "logprobs"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [AUDIO]}]}, "messages"),
+        ({"tools": [ADD]}, "tools", "tools is asked for, and no model that may answer calls tools"),
+        ({"response_format": SUM}, "response_format", "no model that may answer keeps to a format"),
+        ({"logprobs": True}, "logprobs", "no model that may answer returns log probabilities"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages",
+            "messages has an image, and no model that may answer takes images",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [AUDIO]}]},
+            "messages",
+            "messages has audio, and no model that may answer takes audio",
+        ),
         (
             {
                 "messages": [
@@ -300,18 +308,19 @@ def test_sampling_reaches_the_model_and_teaches_within_reason(
                 ]
             },
             "tools",
+            "no model that may answer calls tools",
         ),
     ],
 )
 def test_what_no_model_has_is_refused_with_what_to_declare(
-    site: GatewayDeployment, more: dict[str, Any], param: str
+    site: GatewayDeployment, more: dict[str, Any], param: str, said: str
 ) -> None:
     body = {"model": "plain", "messages": [{"role": "user", "content": "?"}], **more}
     with site.http() as http:
         refused = http.post(ASK, json=body)
         error = refused.json()["error"]
         assert (refused.status_code, error["param"]) == (400, param), error
-        assert "capabilities: [" in error["message"]
+        assert f"{said}; allow another model, or give the entry of a chat endpoint `cap" in error["message"]
         several = http.post(ASK, json={**body, "model": "able/4/1/1"})
         assert (several.status_code, several.json()["error"]["param"]) == (400, "model")
         several = http.post(ASK, json={**body, "model": "auto", "n": 2})
