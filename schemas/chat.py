@@ -146,12 +146,26 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(name for name, needed in needs.items() if needed)
 
 
+_SAID: Final[dict[Requirement, tuple[str, str]]] = {
+    "tools": ("is asked for", "calls tools"),
+    "json": ("is asked for", "keeps to a format"),
+    "images": ("has an image", "takes images"),
+    "audio": ("has audio", "takes audio"),
+    "logprobs": ("is asked for", "returns log probabilities"),
+    "sampling": ("is asked for", "takes it"),
+    "penalties": ("is asked for", "takes it"),
+    "greedy": ("is 0", "draws a single sample"),
+}
+"""What a field asks for, and what a model does that meets the requirement."""
+
+
 def nobody_has(requirement: Requirement) -> str:
-    """Return the error message for a query whose requirement no allowed model meets."""
+    """Return the error message, after the field's name, for a query whose requirement no allowed model meets."""
+    asks, meets = _SAID[requirement]
     fix = f"give the entry of a chat endpoint `capabilities: [{requirement}]`, if its server supports that"
     if requirement not in WHOLE:
         fix = "leave it out"
-    return f"is asked for, and no model that may answer supports it ({requirement}); allow another model, or {fix}"
+    return f"{asks}, and no model that may answer {meets}; allow another model, or {fix}"
 
 
 def check_passed(kind: str, field: str, value: object, most_bytes: int) -> None:

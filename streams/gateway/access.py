@@ -59,8 +59,8 @@ class QueryAccess:
         if complete_ms is not None and asked_ms is not None and asked_ms < complete_ms:
             raise ApiError(
                 410,
-                f"id {query_id!r} is older than the {self._index.most} queries that this gateway keeps; its "
-                "records stay on the topics for their retention time",
+                f"id {query_id!r} is too old for this gateway, which keeps the newest {self._index.most} queries; "
+                "older records may be gone from the topics too",
                 param="id",
                 code="gone",
             )

@@ -13,7 +13,7 @@ from schemas.forest import Draft
 from schemas.objective import CostUnit, ObjectiveInForce
 from schemas.reward import Cost, Reward
 from schemas.spent import Spent
-from streams.gateway.errors import for_client, why
+from streams.gateway.errors import why, why_earlier
 from streams.timeline import Timeline
 
 
@@ -89,7 +89,7 @@ def details(
                 "action": each.action.id,
                 "cost": each.cost,
                 **picked(each, "attempt", "cause"),
-                "error": for_client(each.error, answer.query_id, "attempt") if each.error else "",
+                "error": why_earlier(each.error, answer.query_id) if each.error else "",
             }
             for each in (() if decision is None else decision.earlier)
             if each.attempt < answer.attempt

@@ -175,7 +175,8 @@ async def object_of(request: Request, *fields: str, most: int = MAX_BODY) -> dic
     """
     found = json_object(await body_of(request, most))
     if unknown := sorted(set(found) - set(fields)):
-        raise invalid(unknown[0], f"{unknown[0][:200]} is not a field; give {', '.join(fields)}")
+        why = f"{unknown[0][:200]} is not a field; give {', '.join(fields)}"
+        raise invalid(unknown[0], why, "unknown_parameter")
     return found
 
 

@@ -29,8 +29,9 @@ _MOST_PARAM: Final = 200
 _MOST_MESSAGE: Final = 4000
 """Maximum characters of an error message: field names in a body may be a megabyte long."""
 
-# How the error starts in an Answer from an executor or the embedder.
+# How the error starts in an Answer from an executor or the embedder. Clients do not see these names.
 _TOO_LONG: Final = "PromptTooLongError: "
+_BROKEN: Final = "StreamBrokenError: "
 _NOT_ADMITTED: Final = "AdmissionRejected: "
 
 _ADMISSION_RETRY_S: Final = 30
@@ -101,7 +102,7 @@ def own_name(param: str, names: Mapping[str, str]) -> str:
     return param
 
 
-def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
     """Return a 400 that names the field."""
     return ApiError(400, message, param=param, code=code)
 
@@ -118,8 +119,18 @@ def of_record(error: RecordError, code: str = "invalid_value") -> ApiError:
 
 
 def of_json(error: msgspec.ValidationError) -> ApiError:
-    """Return the 400 for a body with a wrong type."""
-    return of_record(invalid_field("body", error), "invalid_type")
+    """Return the 400 for a body that does not fit its type."""
+    return of_record(invalid_field("body", error), code_of(error))
+
+
+def code_of(error: msgspec.ValidationError) -> str:
+    """Return the code of a validation error: only a value of another type, or none, is an `invalid_type`."""
+    said = str(error)
+    if isinstance(error.__cause__, RecordError):
+        return "invalid_value"
+    if "unknown field" in said:
+        return "unknown_parameter"
+    return "invalid_type" if ", got `" in said or "missing required field" in said else "invalid_value"
 
 
 def not_found(what: str, value: str, code: str = "not_found") -> ApiError:
@@ -140,18 +151,26 @@ def why(answer: Answer) -> str | None:
 
     Messages from an engine or its server are for operators, because they name addresses and models, and quote replies.
     """
-    if answer.status != "failed" or answer.error is None:
-        return answer.error
-    return for_client(answer.error, answer.query_id, "search")
-
-
-def for_client(error: str, query_id: str, what: str) -> str:
-    """Return the error of a search or an attempt as clients may see it: its kind, and where the rest can be read."""
+    error, report = answer.error, f"report {answer.query_id} to the operator"
+    if error is None or answer.status != "failed":
+        return error and error.removeprefix(_NOT_ADMITTED)
     if error.startswith(_TOO_LONG):
-        return error
-    kind = error.partition(":")[0]
-    named = f"{kind}: " if kind.isidentifier() else ""
-    return f"{named}the {what} failed; the operator reads why with `python -m streams explain {query_id}`"
+        return error.removeprefix(_TOO_LONG)
+    if _is_refused(answer):
+        return f"the model's server refused the request; check tools, formats and parameters, or {report}"
+    said = "the model's server broke off the answer" if error.startswith(_BROKEN) else "the search failed"
+    return f"{said}; try again, or {report}"
+
+
+def why_earlier(error: str, query_id: str) -> str:
+    """Return why an earlier attempt at a query failed, without details that clients must not see."""
+    if error.startswith(_TOO_LONG):
+        return error.removeprefix(_TOO_LONG)
+    return f"the attempt failed; the operator finds why under {query_id}"
+
+
+def _is_refused(answer: Answer) -> bool:
+    return answer.cause == "refused" and not answer.fault
 
 
 def of_answer(answer: Answer) -> ApiError | None:
@@ -160,9 +179,9 @@ def of_answer(answer: Answer) -> ApiError | None:
     `unfinished` and `budget` are completions that stopped early, with `finish_reason: "length"`; with a budget there
     may be no text at all.
     """
-    said = why(answer) or f"the search ended with status {answer.status}"
+    error, said = answer.error or "", why(answer) or f"the search ended with status {answer.status}"
     match answer.status:
-        case "rejected" if said.startswith(_NOT_ADMITTED):
+        case "rejected" if error.startswith(_NOT_ADMITTED):
             return ApiError(
                 429,
                 said,
@@ -172,13 +191,14 @@ def of_answer(answer: Answer) -> ApiError | None:
             )
         case "rejected":
             return ApiError(400, said, code="rejected", headers=dict(NO_RETRY))
-        case "failed" if said.startswith(_TOO_LONG):
+        case "failed" if error.startswith(_TOO_LONG):
             return ApiError(
                 400, said, param="messages", code="context_length_exceeded", headers=dict(NO_RETRY)
             )
-        case "failed" if answer.cause == "refused" and not answer.fault:
-            refused = f"the model's server refused the request: check tools, formats and parameters ({said})"
-            return ApiError(400, refused, code="refused", headers=dict(NO_RETRY))
+        case "failed" if _is_refused(answer):
+            return ApiError(400, said, code="refused", headers=dict(NO_RETRY))
+        case "failed" if error.startswith(_BROKEN):
+            return ApiError(502, said, type="api_error", code="stream_broken", headers=dict(NO_RETRY))
         case "failed":
             return ApiError(502, said, type="api_error", code="search_failed", headers=dict(NO_RETRY))
         case "expired":

@@ -19,7 +19,16 @@ from schemas.grader import NamedGrader
 from schemas.objective import Weights
 from schemas.query import GATEWAY, MAX_BUDGET_TOKENS, Budget, Message, Query, Reference, ToolCall
 from schemas.record import MAX_NAME
-from streams.gateway.errors import ApiError, invalid, no_model, of_json, of_record, own_name, unsupported
+from streams.gateway.errors import (
+    ApiError,
+    code_of,
+    invalid,
+    no_model,
+    of_json,
+    of_record,
+    own_name,
+    unsupported,
+)
 
 # Model names of the gateway, including virtual ones, and what they mean for the decider.
 #
@@ -335,9 +344,8 @@ def to_query(
     if request.stream and (request.n or 1) > 1:
         raise unsupported("n", "a stream has one choice; ask without stream, or leave n out")
     if asked.pin is not None and request.n is not None and request.n > _paths(asked.pin):
-        raise invalid(
-            "n", f"n is {request.n}, and {asked.pin} drafts {_paths(asked.pin)} paths; ask for fewer choices"
-        )
+        why = f"n is {request.n}, and {asked.pin} drafts {_paths(asked.pin)} paths; ask for fewer choices"
+        raise invalid("n", why, "invalid_value")
     if asked.objective is not None and _has_objective(extension):
         why = f"the model name already asks for objective {asked.objective!r}; give one of the two"
         raise invalid("uniscale", why)
@@ -414,7 +422,7 @@ def _message(at: int, message: dict[str, Any]) -> Message:
     param = f"messages[{at}]"
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        raise invalid(f"{param}.role", f"must be a text: {', '.join(_ROLES)}")
+        raise invalid(f"{param}.role", f"must be a text: {', '.join(_ROLES)}", "invalid_type")
     if role not in _ROLES:
         raise unsupported(f"{param}.role", f"{role!r}; use {', '.join(_ROLES)}")
     # Clients send back the whole message of an earlier completion, including its null fields.
@@ -430,7 +438,7 @@ def _message(at: int, message: dict[str, Any]) -> Message:
         parts = () if all(set(part) == {"type", "text"} for part in content) else tuple(content)
         content = "".join(texts)
     if not isinstance(content, str) and not (content is None and calls):
-        raise invalid(f"{param}.content", "must be a text, or a list of parts")
+        raise invalid(f"{param}.content", "must be a text, or a list of parts", "invalid_type")
     return Message(
         role="system" if role == "developer" else role,
         content=content,
@@ -464,6 +472,7 @@ def _part(param: str, part: Any) -> str:
         param,
         'must be {"type": "text", "text": …}, {"type": "image_url", "image_url": {"url": …}} or '
         '{"type": "input_audio", "input_audio": {"data": …, "format": …}}',
+        "invalid_type",
     )
 
 
@@ -471,7 +480,8 @@ def _call(param: str, call: Any) -> ToolCall:
     """Return a tool call of an assistant's message."""
     kind = call.get("type", "function") if isinstance(call, dict) else None
     if kind not in ("function", "custom") or not isinstance(called := call.get(kind), dict):
-        raise invalid(param, 'must be {"id": …, "type": "function", "function": {"name": …, "arguments": …}}')
+        why = 'must be {"id": …, "type": "function", "function": {"name": …, "arguments": …}}'
+        raise invalid(param, why, "invalid_type")
     what = "input" if kind == "custom" else "arguments"
     name, arguments = _text(f"{param}.{kind}", called, "name"), _text(f"{param}.{kind}", called, what)
     return ToolCall(id=_text(param, call, "id"), name=name, arguments=arguments, type=kind)
@@ -479,7 +489,7 @@ def _call(param: str, call: Any) -> ToolCall:
 
 def _text(param: str, of: dict[str, Any], name: str) -> str:
     if not isinstance(value := of.get(name), str):
-        raise invalid(f"{param}.{name}", "must be a text")
+        raise invalid(f"{param}.{name}", "must be a text", "invalid_type")
     return value
 
 
@@ -567,7 +577,7 @@ def _asks(name: str, value: Any) -> bool:
     try:
         msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
-        raise invalid(name, f"{name}: {error}", "invalid_value") from None
+        raise invalid(name, f"{name}: {error}", code_of(error)) from None
     neutral = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
     if name == "service_tier" and value == "default":
         return False

@@ -117,7 +117,7 @@ async def retry(call: Call) -> Response:
     call.who.require("admin")
     origin = (await object_of(call.request, "origin")).get("origin")
     if not isinstance(origin, str):
-        raise invalid("origin", "origin is missing; give the origin of a dead letter")
+        raise invalid("origin", "origin is missing; give the origin of a dead letter", "invalid_type")
     index = call.gateway.index
     if (letter := index.dead_letter_of(origin)) is None:
         raise not_found("origin", origin[:200])
@@ -292,7 +292,8 @@ def _filter(call: Call, *others: str) -> Filter:
     """Return the filter of a request's query parameters, which may also have others. Raises ApiError 400."""
     params, tenants = call.request.query_params, call.who.sees
     if unknown := sorted(set(params) - {*_FILTERS, *others}):
-        raise invalid(unknown[0], f"{unknown[0][:200]} is unknown; give {', '.join((*_FILTERS, *others))}")
+        why = f"{unknown[0][:200]} is unknown; give {', '.join((*_FILTERS, *others))}"
+        raise invalid(unknown[0], why, "unknown_parameter")
     if "tenant" in params:
         tenant = params["tenant"] or None
         tenants = (tenant,) if tenants is None or tenant in tenants else ()
@@ -417,7 +418,7 @@ class Page:
     async def _begin(self, request: Request) -> Response:
         key = (await object_of(request, "key", most=_MOST_BODY)).get("key")
         if not isinstance(key, str):
-            raise ApiError(400, 'give an API key: {"key": …}', param="key")
+            raise invalid("key", 'give an API key: {"key": …}', "invalid_type")
         who = self.keys.credential(key)  # raises for an invalid key
         # Drop sessions of keys that are no longer valid.
         self._sessions = {
@@ -474,9 +475,9 @@ async def feedback(call: Call) -> Response:
     given = await object_of(call.request, "id", "value", "comment", "graded_by")
     query_id, value, comment = given.get("id"), given.get("value"), given.get("comment", "")
     if not isinstance(query_id, str):
-        raise invalid("id", "id is missing; give the id of a completion")
+        raise invalid("id", "id is missing; give the id of a completion", "invalid_type")
     if not isinstance(value, int | float):
-        raise invalid("value", "value must be true, false or a number from 0 to 1")
+        raise invalid("value", "value must be true, false or a number from 0 to 1", "invalid_type")
     if not isinstance(comment, str) or len(comment) > 4000:
         raise invalid("comment", "comment must be a text of at most 4000 characters")
     graded_by = given.get("graded_by", "person")

@@ -78,7 +78,7 @@ class QuerySubmitter:
         self._keys = keys
         self._limits = limits
         self._searches = searches
-        self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
+        self._space: tuple[Catalogue, Mapping[str, None], Mapping[str, int]] | None = None
         previews = runtime.settings.previews
         urls = previews.urls or ([f"http://127.0.0.1:{previews.port}"] if previews.port else [])
         self._deciders = [url.rstrip("/") for url in urls]
@@ -87,11 +87,18 @@ class QuerySubmitter:
 
     def configurations(self) -> Mapping[str, None]:
         """Return the ids of the offered configurations, in the order of the action space."""
+        return self._offered()[0]
+
+    def _offered(self) -> tuple[Mapping[str, None], Mapping[str, int]]:
+        """Return the ids of the offered configurations, and the most paths that each model's draft."""
         control = self._runtime.control
         if self._space is None or self._space[0] is not control.catalogue:
-            offered = dict.fromkeys(action.id for action in control.space(control.catalogue))
-            self._space = (control.catalogue, offered)
-        return self._space[1]
+            widest: dict[str, int] = {}
+            space = control.space(control.catalogue)
+            for action in space:
+                widest[action.model] = max(widest.get(action.model, 1), action.samples)
+            self._space = (control.catalogue, dict.fromkeys(action.id for action in space), widest)
+        return self._space[1:]
 
     async def submit(
         self,
@@ -125,7 +132,7 @@ class QuerySubmitter:
         timeout_s = request.extension.timeout_s or self._runtime.settings.queries.timeout_s
         if idempotency_key is not None:
             if not 1 <= len(idempotency_key) <= 255:
-                raise ApiError(400, "Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
+                raise invalid("Idempotency-Key", "Idempotency-Key must have 1 to 255 characters")
             query_id = keyed_id(who.account, idempotency_key, protocol)
             if (known := self._index.find(query_id)) is not None:
                 if known.digest != digest:
@@ -178,6 +185,7 @@ class QuerySubmitter:
         if request.reasoning_effort is not None:
             query = self._of_effort(query, request.reasoning_effort)
         self._check_length(query)
+        self._check_paths(query)
         return query
 
     def honoured(self, request: ChatRequest, who: Credential) -> ChatRequest:
@@ -235,6 +243,25 @@ class QuerySubmitter:
                 param="messages",
                 code="context_length_exceeded",
             )
+
+    def _check_paths(self, query: Query) -> None:
+        """Refuse more answers than any configuration that may answer drafts paths. Raises ApiError 400."""
+        if query.n == 1 or query.pinned is not None:  # `to_query` has checked a pinned configuration
+            return
+        catalogue, (_, widest), allowed = (
+            self._runtime.control.catalogue,
+            self._offered(),
+            query.allowed_models,
+        )
+        able = [
+            widest[m.name]
+            for m in catalogue.models
+            if (allowed is None or m.name in allowed) and m.honours(query.required)
+        ]
+        if able and query.n > (most := max(able)):
+            paths = "one path" if most == 1 else f"{most} paths"
+            why = f"no configuration that may answer drafts more than {paths}; ask for at most {most}"
+            raise invalid("n", f"n is {query.n}, and {why}", "invalid_value")
 
     def _holds(self, model: Model) -> tuple[int, str]:
         """Return the maximum tokens of a question for a model, and the reason.

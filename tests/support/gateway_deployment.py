@@ -154,6 +154,7 @@ def refused(answer: httpx.Response, status: int, param: str | None = None) -> di
     error: dict[str, Any] = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"]
+    assert error["code"] or status != 400, error
     assert "Traceback" not in answer.text
     assert error["param"] == param or (param is not None and str(error["param"]).startswith(param)), error
     return error

@@ -200,7 +200,7 @@ class _Translation(Translation):
 
     def _type(self, place: str, block: Any) -> str:
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            raise invalid(f"{place}.type", f"{place} must be a content block, with a type")
+            raise invalid(f"{place}.type", f"{place} must be a content block, with a type", "invalid_type")
         return str(block["type"])
 
     def _content(self, place: str, content: Any) -> Any:
@@ -222,13 +222,13 @@ class _Translation(Translation):
             case {"type": "image"}:
                 raise unsupported(f"{place}.source", "give an image as base64, or as a url")
             case {"type": "text"}:
-                raise invalid(f"{place}.text", f"{place}.text must be a text")
+                raise invalid(f"{place}.text", f"{place}.text must be a text", "invalid_type")
         raise unsupported(f"{place}.type", f"{kind[:100]!r}; send text")
 
     def _call(self, place: str, block: dict[str, Any]) -> dict[str, Any]:
         self.check(place, block, ("type", "id", "name", "input"), ignored=("cache_control", "caller"))
         if not isinstance(block.get("input"), dict):
-            raise invalid(f"{place}.input", f"{place}.input must be an object")
+            raise invalid(f"{place}.input", f"{place}.input must be an object", "invalid_type")
         arguments = orjson.dumps(block["input"]).decode()
         function = {"name": block.get("name"), "arguments": arguments}
         return {"id": block.get("id"), "type": "function", "function": function}
@@ -259,7 +259,7 @@ class _Translation(Translation):
             return
         if choice.type == "tool":
             if choice.name is None:
-                raise invalid("tool_choice.name", "tool_choice.name is missing; name a tool")
+                raise invalid("tool_choice.name", "tool_choice.name is missing; name a tool", "invalid_type")
             self.fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         else:
             self.fields["tool_choice"] = "required" if choice.type == "any" else choice.type
@@ -271,7 +271,8 @@ class _Translation(Translation):
             raise unsupported(f"{place}.type", f"{str(tool['type'])[:100]!r}: {_SERVERS_TOOLS}")
         for name, kind in (("name", str), ("input_schema", dict)):
             if not isinstance(tool.get(name), kind):
-                raise invalid(f"{place}.{name}", f"{place}.{name} is missing, or of another type")
+                why = f"{place}.{name} is missing, or of another type"
+                raise invalid(f"{place}.{name}", why, "invalid_type")
         ignored = (
             "cache_control",
             "allowed_callers",

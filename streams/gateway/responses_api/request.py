@@ -193,7 +193,8 @@ class _Translation(Translation):
         match item.get("type"):
             case None | "message":
                 if "role" not in item:
-                    raise invalid(f"{place}.role", f"{place}.role is missing; give a role, or another type")
+                    why = f"{place}.role is missing; give a role, or another type"
+                    raise invalid(f"{place}.role", why, "invalid_type")
                 self.check(place, item, ("type", "role", "content", "id", "status"), ignored=("phase",))
                 return {
                     "role": item["role"],
@@ -226,7 +227,7 @@ class _Translation(Translation):
 
     def _part(self, place: str, part: Any) -> dict[str, Any]:
         if not isinstance(part, dict):
-            raise invalid(place, f"{place} must be an object with a type")
+            raise invalid(place, f"{place} must be an object with a type", "invalid_type")
         known = ("type", "text", "refusal", "image_url", "detail", "file_id", "input_audio")
         self.check(place, part, known, ignored=("annotations", "logprobs", "prompt_cache_breakpoint"))
         match part:
@@ -243,7 +244,8 @@ class _Translation(Translation):
             case {"type": "input_audio", "input_audio": audio}:
                 return {"type": "input_audio", "input_audio": audio}
             case {"type": "input_text" | "output_text" | "refusal" | "input_audio"}:
-                raise invalid(place, f"{place} of type {part['type']!r} lacks what the type names")
+                why = f"{place} of type {part['type']!r} lacks what the type names"
+                raise invalid(place, why, "invalid_type")
         raise unsupported(f"{place}.type", f"{str(part.get('type'))[:100]!r}; send input_text")
 
     def _add_reasoning(self) -> None:
@@ -293,7 +295,7 @@ class _Translation(Translation):
         if kind not in ("function", "custom"):
             raise unsupported(f"{place}.type", f"{str(kind)[:100]!r}: {_SERVERS_TOOLS}")
         if not isinstance(tool.get("name"), str):
-            raise invalid(f"{place}.name", f"{place}.name must be a text")
+            raise invalid(f"{place}.name", f"{place}.name must be a text", "invalid_type")
         ignored = ("allowed_callers", "defer_loading", "output_schema", "async")
         self.ignore(*((f"tools[].{name}", tool.get(name), False) for name in ignored))
         told = {name: value for name, value in tool.items() if name not in (*ignored, "type")}

@@ -193,7 +193,8 @@ def test_a_broken_stream_ends_with_an_error_and_no_second_model(
     upstream.read.set()
     found += chunks
     assert text_of(found) == "The"
-    assert found[-1]["error"]["code"] == "search_failed"
+    assert found[-1]["error"]["code"] == "stream_broken"
+    assert found[-1]["error"]["message"].startswith("the model's server broke off the answer; try again, or")
     [answer] = site.read(site.topics.answer, Answer)
     assert (answer.status, answer.fault, answer.attempt) == ("failed", "infrastructure", 1)
     assert not site.read(site.topics.attempt_failed, AttemptFailed)
@@ -272,7 +273,8 @@ def test_a_broken_call_ends_with_an_error_and_no_second_model(
     upstream.read.set()
     found += chunks
     assert called_in(found) == [("call-add", CALLED[:3])]
-    assert found[-1]["error"]["code"] == "search_failed"
+    assert found[-1]["error"]["code"] == "stream_broken"
+    assert found[-1]["error"]["message"].startswith("the model's server broke off the answer; try again, or")
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])

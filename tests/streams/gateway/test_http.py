@@ -132,7 +132,9 @@ def test_expired_id_is_gone_and_unknown_id_not_found(
         assert code(client.get(path.format(submission.new_id(int(2e12)))), 404) == "not_found"
     for at_ms in (0, 1_000_000):
         told = {"id": submission.new_id(at_ms), "value": True}
-        assert code(client.post("/v1/feedback", json=told), 410) == "gone"
+        gone = client.post("/v1/feedback", json=told)
+        assert code(gone, 410) == "gone"
+        assert gone.json()["error"]["message"].endswith("; older records may be gone from the topics too")
 
 
 def test_window_moves_unless_all_queries_were_read(in_memory: Callable[..., Settings]) -> None:
@@ -271,7 +273,8 @@ def test_a_query_that_is_not_admitted_may_be_tried_again(
     assert code(refused, 429) == "admission_rejected"
     assert refused.headers["retry-after"] == "30"
     assert "x-should-retry" not in refused.headers
-    assert "no executor serves large now" in refused.json()["error"]["message"]
+    said = refused.json()["error"]["message"]
+    assert said.startswith("allowed_models or pin_action: no executor serves large now")
 
 
 def test_a_broker_that_refuses_leaves_no_query_to_wait_for(

@@ -14,7 +14,7 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
 from tests.streams.test_chat_models import chat, start  # noqa: F401  # a fixture
-from tests.support.gateway_deployment import ASK, Deploy, GatewayDeployment
+from tests.support.gateway_deployment import ASK, Deploy, GatewayDeployment, refused
 from tests.support.upstream import Body, Upstream
 
 ALL = ["tools", "json", "images", "audio", "logprobs"]
@@ -181,6 +181,26 @@ def test_calls_are_streamed_and_the_last_chunk_has_the_cost(
     assert last.model_extra == {"cost": cost, "cost_details": {"upstream_inference_cost": cost}}
 
 
+def test_n_beyond_every_configuration_is_refused_unsent(site: GatewayDeployment) -> None:
+    before = len(site.records(site.topics.query))
+    plain: Body = {"model": "auto", "messages": [{"role": "user", "content": "How much is 2 + 3?"}]}
+    several: list[tuple[str, Body]] = [
+        ("more than 4 paths; ask for at most 4", {"n": 5}),
+        ("more than one path; ask for at most 1", {"n": 3, "model": "plain"}),
+    ]
+    with site.http() as http:
+        for said, more in several:
+            for path in (ASK, "/v1/decide"):
+                error = refused(http.post(path, json={**plain, **more}), 400, "n")
+                assert error["code"] == "invalid_value"
+                assert said in error["message"]
+        error = refused(http.post(ASK, json={**plain, "n": 5, "model": "able/4/1/1"}), 400, "n")
+        assert error["code"] == "invalid_value"
+        assert len(site.records(site.topics.query)) == before
+        assert site.records(site.topics.dead_letter) == []
+        assert len(http.post(ASK, json={**plain, "n": 4}).json()["choices"]) == 4
+
+
 def test_a_format_reaches_the_upstream_and_json_the_client(
     site: GatewayDeployment, client: Any, upstreams: tuple[Upstream, Upstream]
 ) -> None:
@@ -264,13 +284,21 @@ def test_sampling_reaches_the_model_and_teaches_within_reason(
 
 
 @pytest.mark.parametrize(
-    ("more", "param"),
+    ("more", "param", "said"),
     [
-        ({"tools": [ADD]}, "tools"),
-        ({"response_format": SUM}, "response_format"),
-        ({"logprobs": True}, "logprobs"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [AUDIO]}]}, "messages"),
+        ({"tools": [ADD]}, "tools", "tools is asked for, and no model that may answer calls tools"),
+        ({"response_format": SUM}, "response_format", "no model that may answer keeps to a format"),
+        ({"logprobs": True}, "logprobs", "no model that may answer returns log probabilities"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages",
+            "messages has an image, and no model that may answer takes images",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [AUDIO]}]},
+            "messages",
+            "messages has audio, and no model that may answer takes audio",
+        ),
         (
             {
                 "messages": [
@@ -280,18 +308,19 @@ def test_sampling_reaches_the_model_and_teaches_within_reason(
                 ]
             },
             "tools",
+            "no model that may answer calls tools",
         ),
     ],
 )
 def test_what_no_model_has_is_refused_with_what_to_declare(
-    site: GatewayDeployment, more: dict[str, Any], param: str
+    site: GatewayDeployment, more: dict[str, Any], param: str, said: str
 ) -> None:
     body = {"model": "plain", "messages": [{"role": "user", "content": "?"}], **more}
     with site.http() as http:
         refused = http.post(ASK, json=body)
         error = refused.json()["error"]
         assert (refused.status_code, error["param"]) == (400, param), error
-        assert "capabilities: [" in error["message"]
+        assert f"{said}; allow another model, or give the entry of a chat endpoint `cap" in error["message"]
         several = http.post(ASK, json={**body, "model": "able/4/1/1"})
         assert (several.status_code, several.json()["error"]["param"]) == (400, "model")
         several = http.post(ASK, json={**body, "model": "auto", "n": 2})

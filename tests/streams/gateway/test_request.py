@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.catalogue.cost_model import CostModel
-from agents.serving.errors import PromptTooLongError
+from agents.serving.errors import PromptTooLongError, StreamBrokenError
 from schemas.answer import Answer
 from schemas.errors import RecordError
 from schemas.grader import Grader
@@ -252,6 +252,29 @@ def test_tools_and_images_of_a_conversation_are_kept() -> None:
     assert made.required == ("tools", "images")
 
 
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"n": 0}, "invalid_value"),
+        ({"temperature": -1}, "invalid_value"),
+        ({"top_logprobs": 99, "logprobs": True}, "invalid_value"),
+        ({"top_logprobs": 3}, "invalid_value"),
+        ({"max_tokens": 0}, "invalid_value"),
+        ({"uniscale": {"weights": {"correct": -1}}}, "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "invalid_value"),
+        ({"temperature": "hot"}, "invalid_type"),
+        ({"verbosity": 3}, "invalid_type"),
+        ({"messages": [{"role": "user", "content": None}]}, "invalid_type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "invalid_type"),
+        ({"uniscale": {"objectiv": "x"}}, "unknown_parameter"),
+    ],
+)
+def test_equal_mistakes_have_equal_codes(more: dict[str, object], code: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        query(request(**more))
+    assert (refused.value.status, refused.value.code) == (400, code)
+
+
 @pytest.mark.parametrize(("more", "name"), IGNORED)
 def test_unsupported_field_is_ignored_or_strictly_refused(more: dict[str, object], name: str) -> None:
     parsed = request(**more)
@@ -316,25 +339,32 @@ def test_a_prompt_beyond_the_context_is_the_client_s_error() -> None:
     error = of_answer(Answer(query_id="q", status="failed", by="executor", error=why))
     assert error is not None
     assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "messages")
+    assert str(error).startswith("m: a prompt of 9 tokens")
     assert PromptTooLongError.__name__ == why.partition(":")[0]
 
 
 @pytest.mark.parametrize(
-    ("error", "shown"),
+    ("error", "said", "code"),
     [
         (
             "EndpointRefusedError: http://gpu-3.internal:8000/v1: HTTP 401: key sk-1 expired",
-            "EndpointRefusedError: ",
+            "the search failed",
+            "search_failed",
         ),
-        ("connection to 10.0.0.3 lost: twice", ""),
+        ("connection to 10.0.0.3 lost: twice", "the search failed", "search_failed"),
+        (
+            f"{StreamBrokenError.__name__}: http://gpu-3.internal:8000/v1: the stream ended early",
+            "the model's server broke off the answer",
+            "stream_broken",
+        ),
     ],
 )
-def test_what_an_engine_says_does_not_reach_a_client(error: str, shown: str) -> None:
+def test_what_an_engine_says_does_not_reach_a_client(error: str, said: str, code: str) -> None:
     answer = Answer(query_id="q", status="failed", by="executor", error=error, fault="infrastructure")
-    told = f"{shown}the search failed; the operator reads why with `python -m streams explain q`"
+    told = f"{said}; try again, or report q to the operator"
     refused = of_answer(answer)
     assert refused is not None
-    assert (refused.status, str(refused)) == (502, told)
+    assert (refused.status, refused.code, str(refused)) == (502, code, told)
     assert details(answer, None, CostModel({}, {}, ""), None)["error"] == told
 
 
