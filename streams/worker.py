@@ -119,9 +119,9 @@ def _log_to_stdout(level: str) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for noisy in ("kafka", "faust", "mode", "aiokafka", "httpx", "asyncio", "vllm"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))
-    # kafka-python warns about a busy machine and about faust's member metadata, and torch about a missing Triton; mode
-    # logs every faust component under the module of its class.
-    for wordy in ("kafka.net.selector", "kafka.admin._groups", "torch._library.triton"):
+    # kafka-python and mode's timers warn about a busy machine, kafka-python about faust's member metadata, and torch
+    # about a missing Triton; mode logs every faust component under the module of its class.
+    for wordy in ("kafka.net.selector", "kafka.admin._groups", "mode.timers", "torch._library.triton"):
         logging.getLogger(wordy).setLevel(logging.ERROR)
     for parts in ("kafka", "kafka_consumer", "kafka_sender"):
         logging.getLogger(f"streams.runtime.{parts}").setLevel(logging.WARNING)

@@ -17,6 +17,7 @@ from streams.local.broker import LocalBroker
 from streams.local.deployment import (
     READY,
     Supervisor,
+    metrics_ports,
     service_commands,
     settings_for,
     stopped_by_signals,
@@ -158,6 +159,8 @@ def up(
 
         supervisor.wait_ready(READY_S, tick=watch, say=click.echo)
         click.echo(f"all {len(services)} services are ready; log in {log_path}")
+        if ports := metrics_ports(services):
+            click.echo("metrics: " + ", ".join(f"{name} {port}" for name, port in ports.items()))
         if gateway:
             click.echo(f"gateway: http://{settings.gateway.host}:{settings.gateway.port}/")
         while True:

@@ -176,6 +176,12 @@ def service_commands(
     return commands
 
 
+def metrics_ports(commands: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the port of each service that serves metrics."""
+    found = {name: argv[-1] for name, argv in commands.items() if "--metrics-port" in argv}
+    return {name: int(port) for name, port in found.items()}
+
+
 # The services run as processes on this machine, with one common log, and are restarted with backoff. A service that
 # dies loses nothing: its offsets have not moved past the failure, and its successor continues from there.
 # `streams/runtime` counts the failures per record.

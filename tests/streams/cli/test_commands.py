@@ -31,7 +31,7 @@ from streams.cli import catalogue, control_records, keys, learner, main, objecti
 from streams.cli.queries import show
 from streams.client.recorded import Recorded
 from streams.client.replay import Replay, SendSchedule
-from streams.local.deployment import service_commands
+from streams.local.deployment import metrics_ports, service_commands
 from streams.log import kafka_clients
 from streams.runtime.kafka_transactions import StillRunning
 from streams.settings import MAX_PORT, Settings, SettingsError
@@ -104,7 +104,9 @@ def test_a_port_that_does_not_exist_is_wrong_usage(arguments: list[str], words: 
 
 
 def test_the_first_port_for_metrics_leaves_one_to_each_process() -> None:
-    *_, last = service_commands(["a"], metrics_port=MAX_PORT - 4).values()
+    *_, last = (made := service_commands(["a"], metrics_port=MAX_PORT - 4)).values()
+    assert list(metrics_ports(made).items())[:2] == [("aggregator", MAX_PORT - 4), ("verifier", MAX_PORT - 3)]
+    assert metrics_ports(service_commands(["a"])) == {}
     assert last[-1] == str(MAX_PORT)
     with pytest.raises(
         SettingsError, match=f"METRICS_PORT: .* give {MAX_PORT - 4} at most; got {MAX_PORT - 3}"
