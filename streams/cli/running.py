@@ -119,10 +119,6 @@ def up(
 
     To try it out: `python -m streams up --broker auto`.
     """
-    if gateway:
-        from streams.gateway.app import listen
-
-        listen(settings.gateway.host, settings.gateway.port).close()  # the gateway itself starts last
     with stopped_by_signals(), contextlib.ExitStack() as stack:
         broker = None
         click.echo(
@@ -133,6 +129,10 @@ def up(
             broker = stack.enter_context(LocalBroker.choose(kind, os.environ, port=port, directory=data))  # type: ignore[arg-type]
             settings = settings_for(settings, broker)
             click.echo(f"{broker.version} on {broker.bootstrap}; {broker.kept}")
+        if gateway:
+            from streams.gateway.app import listen
+
+            listen(settings.gateway.host, settings.gateway.port).close()  # the gateway itself starts last
         models = Control(settings).base
         groups = models.groups
         page = Topics(settings).declared(groups)

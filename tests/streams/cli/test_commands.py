@@ -86,7 +86,7 @@ def test_up_refuses_a_taken_gateway_port_at_once() -> None:
         result = CliRunner().invoke(main, ["up", "--gateway"], env={"UNISCALE_GATEWAY_PORT": str(port)})
     assert result.exit_code == 1
     assert f"gateway_port: the gateway cannot listen on 127.0.0.1:{port}" in result.output
-    assert "log of the services" not in result.output
+    assert "topics: " not in result.output
 
 
 @pytest.mark.parametrize(
