@@ -556,6 +556,8 @@ class Estimates:
     def _bounded(self, log_ratio: Matrix, actions: np.ndarray | slice) -> Matrix:
         """Return ln(cost / anchor) within its bounds, shape (…, n)."""
         low, high = np.log(BOUNDS)
+        if not self.ratios:
+            return np.clip(log_ratio, low, high)
         usual = np.array([self.ratios.get(model, FIRST_RATIO)[1] for model in self.features.models])[actions]
         return np.clip(log_ratio, low + np.minimum(usual, 0.0), high + np.maximum(usual, 0.0))
 

@@ -298,7 +298,7 @@ def _read(
         elif name == "reasoning_effort" and efforts:
             if value is not None and value not in efforts:
                 why = f"reasoning_effort: no model has {value!r}; choose from {', '.join(efforts)}"
-                raise invalid(name, why, "invalid_value")
+                raise invalid(name, why)
         elif name in _IGNORED:
             ignored += [name] if _asks(name, value) else []
         elif name not in _KNOWN:
@@ -345,7 +345,7 @@ def to_query(
         raise unsupported("n", "a stream has one choice; ask without stream, or leave n out")
     if asked.pin is not None and request.n is not None and request.n > _paths(asked.pin):
         why = f"n is {request.n}, and {asked.pin} drafts {_paths(asked.pin)} paths; ask for fewer choices"
-        raise invalid("n", why, "invalid_value")
+        raise invalid("n", why)
     if asked.objective is not None and _has_objective(extension):
         why = f"the model name already asks for objective {asked.objective!r}; give one of the two"
         raise invalid("uniscale", why)
@@ -389,7 +389,7 @@ def _session(session_id: str | None, messages: Sequence[Message]) -> str | None:
     if session_id is not None:
         if not 1 <= len(session_id) <= MAX_NAME:
             why = f"session_id has {len(session_id)} characters; give 1 to {MAX_NAME}"
-            raise invalid("session_id", why, "invalid_value")
+            raise invalid("session_id", why)
         return session_id
     began = next((at for at, message in enumerate(messages, 1) if message.role == "assistant"), 0)
     if not began:
@@ -534,7 +534,7 @@ def _options(plain: Mapping[str, Any]) -> dict[str, Any]:
     form = options.get("response_format")
     if isinstance(form, dict) and form.get("type") not in _FORMATS:
         why = f"response_format.type is {form.get('type')!r}; use {', '.join(_FORMATS)}"
-        raise invalid("response_format.type", why, "invalid_value")
+        raise invalid("response_format.type", why)
     return options
 
 

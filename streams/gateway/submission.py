@@ -12,6 +12,7 @@ import orjson
 
 from agents.catalogue.models import Catalogue, Model
 from agents.decider.preview import PREVIEW, Preview
+from schemas.action import Action
 from schemas.chat import FIELDS, WHOLE, nobody_has
 from schemas.query import Query
 from schemas.record import encode
@@ -78,27 +79,20 @@ class QuerySubmitter:
         self._keys = keys
         self._limits = limits
         self._searches = searches
-        self._space: tuple[Catalogue, Mapping[str, None], Mapping[str, int]] | None = None
+        self._space: tuple[Catalogue, Mapping[str, Action]] | None = None  # the configurations of a catalogue
         previews = runtime.settings.previews
         urls = previews.urls or ([f"http://127.0.0.1:{previews.port}"] if previews.port else [])
         self._deciders = [url.rstrip("/") for url in urls]
         self._client = httpx.AsyncClient(timeout=_PREVIEW_S, trust_env=False)
         runtime.closers.append(self._client.aclose)
 
-    def configurations(self) -> Mapping[str, None]:
-        """Return the ids of the offered configurations, in the order of the action space."""
-        return self._offered()[0]
-
-    def _offered(self) -> tuple[Mapping[str, None], Mapping[str, int]]:
-        """Return the ids of the offered configurations, and the most paths that each model's draft."""
+    def configurations(self) -> Mapping[str, Action]:
+        """Return the offered configurations by id, in the order of the action space."""
         control = self._runtime.control
         if self._space is None or self._space[0] is not control.catalogue:
-            widest: dict[str, int] = {}
             space = control.space(control.catalogue)
-            for action in space:
-                widest[action.model] = max(widest.get(action.model, 1), action.samples)
-            self._space = (control.catalogue, dict.fromkeys(action.id for action in space), widest)
-        return self._space[1:]
+            self._space = (control.catalogue, {action.id: action for action in space})
+        return self._space[1]
 
     async def submit(
         self,
@@ -181,7 +175,7 @@ class QuerySubmitter:
         query = self._keys.permitted(who, request.model, query, models)
         if unknown := set(query.allowed_models or ()) - set(models):
             why = f"uniscale.allowed_models holds {min(unknown)!r}; choose from {', '.join(models)}"
-            raise invalid("uniscale.allowed_models", why, "invalid_value")
+            raise invalid("uniscale.allowed_models", why)
         if request.reasoning_effort is not None:
             query = self._of_effort(query, request.reasoning_effort)
         self._check_length(query)
@@ -224,7 +218,7 @@ class QuerySubmitter:
             why = (
                 f"reasoning_effort: the models asked for have no {effort!r}; choose from {', '.join(models)}"
             )
-            raise invalid("reasoning_effort", why, "invalid_value")
+            raise invalid("reasoning_effort", why)
         return query if query.pinned else msgspec.structs.replace(query, allowed_models=allowed)
 
     def _check_length(self, query: Query) -> None:
@@ -248,20 +242,13 @@ class QuerySubmitter:
         """Refuse more answers than any configuration that may answer drafts paths. Raises ApiError 400."""
         if query.n == 1 or query.pinned is not None:  # `to_query` has checked a pinned configuration
             return
-        catalogue, (_, widest), allowed = (
-            self._runtime.control.catalogue,
-            self._offered(),
-            query.allowed_models,
-        )
-        able = [
-            widest[m.name]
-            for m in catalogue.models
-            if (allowed is None or m.name in allowed) and m.honours(query.required)
-        ]
-        if able and query.n > (most := max(able)):
+        named, models = query.allowed_models, self._runtime.control.catalogue.models
+        able = {m.name for m in models if (named is None or m.name in named) and m.honours(query.required)}
+        drafted = [action.samples for action in self.configurations().values() if action.model in able]
+        if drafted and query.n > (most := max(drafted)):
             paths = "one path" if most == 1 else f"{most} paths"
             why = f"no configuration that may answer drafts more than {paths}; ask for at most {most}"
-            raise invalid("n", f"n is {query.n}, and {why}", "invalid_value")
+            raise invalid("n", f"n is {query.n}, and {why}")
 
     def _holds(self, model: Model) -> tuple[int, str]:
         """Return the maximum tokens of a question for a model, and the reason.

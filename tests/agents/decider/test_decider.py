@@ -182,12 +182,22 @@ def test_recovery_and_replay_agree_once_mixed(shard: Shard) -> None:
     assert [row.mixed_seq for row in offers] == [-1, first, first, last]
 
 
+def joining(shard: Shard, at: int, base: str = "") -> None:
+    """Let the model at this place of the catalogue join."""
+    name = shard.catalogue.model_names[at]
+    action = Action(model=name, qp=1, cp=1, bs=1)
+    row = unit(shard.rng.normal(size=10) + 2.0)
+    shard.vectors[action.id] = ActionVector(
+        action.id, name, row, float(shard.catalogue.model(name).parameters), base
+    )
+    shard.use(ActionSpace((*shard.space, action)))
+
+
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_a_model_that_joins_is_on_record_as_one(snapshot: bool) -> None:
     shard = Shard(MAKERS["contextual"], models=2)
     live(shard, 3)
-    names = shard.catalogue.model_names[:3]
-    shard.use(ActionSpace((*shard.space, Action(model=names[2], qp=1, cp=1, bs=1))))
+    joining(shard, 2)
     live(shard, 3)
     shard.reprice(2.0)
     if snapshot:
@@ -200,16 +210,7 @@ def test_a_model_that_joins_is_on_record_as_one(snapshot: bool) -> None:
     rows, after = load_replay(policy, shard.table)
     assert list(mismatches(policy, rows, seed=7, after=after)) == []
     offers = sorted((row for row in rows if isinstance(row, OfferRow)), key=lambda row: row.seq)
-    assert [row.newcomers for row in offers] == [(), (names[2],), ()]
-
-
-def joining(shard: Shard, at: int, base: str = "") -> None:
-    """Let the model at this place of the catalogue join."""
-    name = shard.catalogue.model_names[at]
-    action = Action(model=name, qp=1, cp=1, bs=1)
-    row = unit(shard.rng.normal(size=10) + 2.0)
-    shard.vectors[action.id] = ActionVector(action.id, name, row, 1e9, base)
-    shard.use(ActionSpace((*shard.space, action)))
+    assert [row.newcomers for row in offers] == [(), (shard.catalogue.model_names[2],), ()]
 
 
 def test_models_that_join_between_two_decisions_are_on_record() -> None:
